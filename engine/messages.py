@@ -1,0 +1,186 @@
+"""The records that cross the process boundary: msgpack over ZeroMQ, nothing pickled.
+
+Server to engine: `AddGroup`, `AbortChoices`, `Stop`. Engine to server: `Progress`, `Ready`, `StepOutputs`, `Fatal`.
+Every record is a frozen msgspec struct with a tag; `encode` and `decode_*` are the only ways in and out.
+Times are seconds on CLOCK_MONOTONIC, which both processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+
+class SLORequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`scheduler.slo.SLO` on the wire."""
+
+    requested: str
+    granted: str
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_deadline_s: float | None = None
+    may_degrade: bool = False
+
+
+class AddGroup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One HTTP request: `len(prompts) * n` choices; choice i has prompt i // n."""
+
+    group_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    sampling: SamplingParams
+    slo: SLORequest
+    arrival_s: float
+    cache_salt: str = ""
+    tenant: str = ""
+
+
+class AbortChoices(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Idempotent and legal in every state; unknown ids are ignored."""
+
+    group_id: str
+    choices: tuple[int, ...] | None = None
+    """None: the whole group."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the process after the step in flight."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where the start-up stands; shown on the terminal and at /readyz."""
+
+    phase: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Weights are loaded and a real token was made."""
+
+    max_model_len: int
+    model_max_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    num_blocks: int
+    dtype: str
+    device: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    threads: int
+    load_s: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a chosen (or given) token and of the top ones, before temperature and truncation."""
+
+    token_id: int
+    logprob: float
+    """Floored at -9999.0; never NaN or infinite."""
+    top_token_ids: tuple[int, ...]
+    """Most probable first; may or may not contain `token_id`."""
+    top_logprobs: tuple[float, ...]
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one choice."""
+
+    group_id: str
+    choice: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One per entry of `token_ids` where asked for, else empty."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """The next prompt positions in order, from position 1 on; arrives as the prompt is computed."""
+    finish_reason: str | None = None
+    """stop | length | abort | error"""
+    stop_token_id: int | None = None
+    """The stop token that ended it; it is the last entry of `token_ids`."""
+
+
+class GroupAdmitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The first choice of the group started: headers may be sent."""
+
+    group_id: str
+    granted: str
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache, over all prompts of the group known so far."""
+    ttft_target_s: float
+    tpot_target_s: float
+
+
+class GroupRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """The group never started and is gone: a refusal on arrival or an expiry in the queue."""
+
+    group_id: str
+    reason: str
+    """`scheduler.output.RefusalReason` value."""
+    message: str
+    retry_after_s: float | None = None
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges after a step and counters since the engine started."""
+
+    step_id: int
+    step_s: float
+    overhead_s: float
+    """Of it, the engine's own Python: schedule, update and messages."""
+    predicted_s: float | None
+    num_running: int
+    num_waiting: int
+    num_waiting_by_class: dict[str, int]
+    num_blocks_used: int
+    num_blocks: int
+    num_cached_blocks: int
+    """Free blocks that still hold a prefix."""
+    prompt_tokens_computed: int
+    prompt_tokens_cached: int
+    recomputed_tokens: int
+    """Computed again after a preemption."""
+    generation_tokens: int
+    wasted_tokens: int
+    """Sampled and dropped: past a stop string, or of an aborted choice."""
+    num_preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    """Both in tokens."""
+
+
+class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Everything one turn of the loop has to say. Sent each step, also with no delta: it is the heartbeat."""
+
+    admitted: tuple[GroupAdmitted, ...] = ()
+    refused: tuple[GroupRefused, ...] = ()
+    deltas: tuple[ChoiceDelta, ...] = ()
+    stats: StepStats
+
+
+class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine cannot start or go on; it exits after this."""
+
+    message: str
+
+
+ToEngine = AddGroup | AbortChoices | Stop
+ToServer = Progress | Ready | StepOutputs | Fatal
+
+_ENCODER = msgspec.msgpack.Encoder()
+_TO_ENGINE = msgspec.msgpack.Decoder(ToEngine)
+_TO_SERVER = msgspec.msgpack.Decoder(ToServer)
+
+
+def encode(message: ToEngine | ToServer) -> bytes:
+    """The msgpack form of a message."""
+    return _ENCODER.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.ValidationError or msgspec.DecodeError: not one of the messages."""
+    return _TO_ENGINE.decode(data)
+
+
+def decode_to_server(data: bytes) -> ToServer:
+    """Raises msgspec.ValidationError or msgspec.DecodeError: not one of the messages."""
+    return _TO_SERVER.decode(data)

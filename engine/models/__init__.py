@@ -1,0 +1,1 @@
+"""One decoder with options, and the table of architectures it covers."""

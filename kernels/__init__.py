@@ -1,0 +1,1 @@
+"""Arithmetic: the operations of a decoder, each with a plain PyTorch definition."""

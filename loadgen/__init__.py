@@ -1,0 +1,1 @@
+"""A load generator that speaks HTTP to any OpenAI-compatible server."""

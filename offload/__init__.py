@@ -1,0 +1,1 @@
+"""Memory and transfers between device, host and disk."""

@@ -1,0 +1,40 @@
+"""Limits of a step and of the queue."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How much one step and one queue may hold. `metadata["help"]` is the command line's text."""
+
+    max_num_batched_tokens: int = dataclasses.field(
+        default=512, metadata={"help": "Tokens computed in one step, over all requests.", "min": 1}
+    )
+    max_num_seqs: int = dataclasses.field(
+        default=64, metadata={"help": "Requests that hold blocks at a time.", "min": 1}
+    )
+    block_size: int = dataclasses.field(default=16, metadata={"help": "Tokens in a KV block.", "min": 1})
+    max_queued_requests: int = dataclasses.field(
+        default=1024, metadata={"help": "Requests that wait, over all classes, before 503.", "min": 1}
+    )
+    enable_prefix_caching: bool = dataclasses.field(
+        default=True, metadata={"help": "Share the KV blocks of equal prompt prefixes."}
+    )
+    scheduler_policy: Literal["fcfs", "priority"] = dataclasses.field(
+        default="priority", metadata={"help": "Order of the waiting requests: by arrival, or by class and deadline."}
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            low = field.metadata.get("min")
+            value = getattr(self, field.name)
+            if low is not None and value < low:
+                raise ValueError(f"{field.name} is {value}, it must be at least {low}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running request decodes one token a step"
+            )
