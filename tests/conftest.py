@@ -1,0 +1,15 @@
+"""Fixtures that every folder of tests may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a small random Llama with a tokenizer and a chat template; treat it as read-only."""
+    from tests.tiny_model import make_tiny_llama  # imports transformers: only where a test asks for the model
+
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
