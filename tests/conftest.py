@@ -13,3 +13,11 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_model import make_tiny_llama  # imports transformers: only where a test asks for the model
 
     return make_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="session")
+def real_model_path() -> Path:
+    """GGUF file of the default model; a test that uses it is marked `real_model`."""
+    from server.model_source import resolve_model  # the cache only: tests never use a network
+
+    return resolve_model("smollm2-135m").path
