@@ -17,6 +17,8 @@ class RequestOutput:
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Of the prompt positions computed in this step, in order; position p's row scores token p + 1."""
+    error: str | None = None
+    """Why the model gave nothing usable for this request alone; it ends with ERROR and its blocks are not cached."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
