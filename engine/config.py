@@ -22,7 +22,12 @@ class EngineConfig:
         default=512 * 1024**2, metadata={"help": "Device memory for KV blocks.", "min": 1, "unit": "bytes"}
     )
     max_model_len_tokens: int | None = dataclasses.field(
-        default=None, metadata={"help": "Longest prompt plus output; default: the model's, capped by the KV cache."}
+        default=None,
+        metadata={
+            "help": "Longest prompt plus output; default: the model's, capped by the KV cache.",
+            "min": 1,
+            "option": "max-model-len",
+        },
     )
     threads: int | None = dataclasses.field(
         default=None, metadata={"help": "Compute threads; default: the processors this process may use.", "min": 1}
