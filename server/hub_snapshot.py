@@ -63,7 +63,7 @@ class HubSnapshots:
             folder = snapshot_download(
                 hub_id.repo,
                 revision=hub_id.revision,
-                allow_patterns=[*_weights(hub_id, files), *_TEXT_PATTERNS],
+                allow_patterns=[*self.weights(hub_id, files), *_TEXT_PATTERNS],
                 ignore_patterns=list(_NEVER),
                 etag_timeout=_HUB_TIMEOUT_S,
             )
@@ -74,27 +74,30 @@ class HubSnapshots:
             ) from error
         return Path(folder, hub_id.file_name) if hub_id.file_name else Path(folder)
 
+    @staticmethod
+    def weights(hub_id: HubId, files: list[str]) -> list[str]:
+        """Names of the weight files to fetch.
 
-def _weights(hub_id: HubId, files: list[str]) -> list[str]:
-    """Names of the weight files to fetch.
-
-    Raises:
-        ModelError: there are none, or the user has to choose.
-    """
-    if hub_id.file_name:
-        if hub_id.file_name not in files:
-            raise ModelError(f"{hub_id.repo} has no file {hub_id.file_name}; its GGUF files: {_gguf(files) or 'none'}")
-        return [hub_id.file_name]
-    if safetensors := [name for name in files if name.endswith(".safetensors") and "/" not in name]:
-        return safetensors
-    gguf_files = _gguf(files)
-    if len(gguf_files) == 1:
-        return gguf_files
-    if gguf_files:
-        raise ModelError(
-            f"{hub_id.repo} has {len(gguf_files)} GGUF files, name one as {hub_id.repo}:FILE: {', '.join(gguf_files)}"
-        )
-    raise ModelError(f"{hub_id.repo} has neither safetensors nor GGUF files, and nothing else is loaded")
+        Raises:
+            ModelError: there are none, or the user has to choose.
+        """
+        if hub_id.file_name:
+            if hub_id.file_name not in files:
+                raise ModelError(
+                    f"{hub_id.repo} has no file {hub_id.file_name}; its GGUF files: {_gguf(files) or 'none'}"
+                )
+            return [hub_id.file_name]
+        if safetensors := [name for name in files if name.endswith(".safetensors") and "/" not in name]:
+            return safetensors
+        gguf_files = _gguf(files)
+        if len(gguf_files) == 1:
+            return gguf_files
+        if gguf_files:
+            raise ModelError(
+                f"{hub_id.repo} has {len(gguf_files)} GGUF files, name one as {hub_id.repo}:FILE: "
+                f"{', '.join(gguf_files)}"
+            )
+        raise ModelError(f"{hub_id.repo} has neither safetensors nor GGUF files, and nothing else is loaded")
 
 
 def _gguf(files: list[str]) -> list[str]:

@@ -99,7 +99,7 @@ def _pull_known(model: KnownModel, cache: ModelCache, fetchers: Sequence[Fetcher
         return path
     tried: list[str] = []
     with cache.exclusive(model, events.waiting) as folder:
-        if path := cache.find(model):  # another process fetched it while this one waited
+        if path := cache.find(model, full_check=True):  # another process fetched it while this one waited
             return path
         for fetcher in fetchers:
             events.source(fetcher.name)
