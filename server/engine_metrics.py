@@ -1,0 +1,179 @@
+"""Prometheus metrics of the engine, from the statistics that each step's message carries.
+
+The engine counts from 0 whenever its process starts; what is exported is the sum over its lives, so that a restart
+never makes a counter fall.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from engine.messages import Ready, StepOutputs, StepStats
+from scheduler.slo import SLOClasses
+from server.histogram_edges import OVERHEAD_S, STEP_S
+
+_COUNTED = (
+    "prompt_tokens_computed",
+    "prompt_tokens_cached",
+    "recomputed_tokens",
+    "generation_tokens",
+    "wasted_tokens",
+    "num_preemptions",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+)
+"""Fields of `StepStats` that count since the engine started."""
+
+
+class EngineMetrics:
+    """Counters and gauges of one engine, through all its lives."""
+
+    def __init__(self, registry: CollectorRegistry, classes: SLOClasses, model_name: str) -> None:
+        self._model_name = model_name
+        self._names = classes.names
+        self._last_counts = dict.fromkeys(_COUNTED, 0)
+        self._last_step_id: int | None = None
+        self._num_starts = 0
+        self._make_counters(registry)
+        self._make_gauges(registry)
+        self._step = Histogram("headrace_step_seconds", "Duration of a step.", buckets=STEP_S, registry=registry)
+        self._overhead = Histogram(
+            "headrace_engine_overhead_seconds",
+            "Of a step, the engine's own Python: schedule, update and messages.",
+            buckets=OVERHEAD_S,
+            registry=registry,
+        )
+        for name in self._names:
+            self._waiting.labels(name)
+
+    def _make_counters(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, registry=registry)
+
+        def alias(name: str, text: str) -> Counter:
+            return Counter(f"vllm:{name}", text, ("model_name",), registry=registry).labels(self._model_name)
+
+        prompt = Counter(
+            "headrace_prompt_tokens",
+            "Prompt tokens by where their keys and values came from.",
+            ("source",),
+            registry=registry,
+        )
+        vllm_prompt = alias("prompt_tokens", "Prompt tokens, cached ones included.")
+        preemptions = counter("headrace_preemptions", "Requests that lost their blocks to another one.")
+        generated = counter("headrace_generation_tokens", "Tokens sampled.")
+        wasted = counter(
+            "headrace_wasted_tokens", "Tokens sampled and dropped: past a stop string, or of an aborted choice."
+        )
+        queries = counter("headrace_prefix_cache_queries_tokens", "Prompt tokens looked up in the prefix cache.")
+        hits = counter("headrace_prefix_cache_hits_tokens", "Prompt tokens found there.")
+        self._counters: dict[str, tuple[Counter, ...]] = {
+            "prompt_tokens_computed": (prompt.labels("compute"), vllm_prompt),
+            "prompt_tokens_cached": (prompt.labels("device_hit"), vllm_prompt),
+            "recomputed_tokens": (prompt.labels("recompute"),),
+            "generation_tokens": (generated, alias("generation_tokens", "As headrace_generation_tokens_total.")),
+            "wasted_tokens": (wasted,),
+            "num_preemptions": (preemptions, alias("num_preemptions", "As headrace_preemptions_total.")),
+            "prefix_cache_queries": (queries, alias("prefix_cache_queries", "Tokens looked up.")),
+            "prefix_cache_hits": (hits, alias("prefix_cache_hits", "Tokens found.")),
+        }
+        self._restarts = counter("headrace_engine_restarts", "Starts of the engine after the first.")
+
+    def _make_gauges(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, registry=registry)
+
+        def alias(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, ("model_name",), registry=registry).labels(self._model_name)
+
+        self._ready = gauge("headrace_engine_ready", "1 while the engine serves, 0 while it starts or is dead.")
+        self._running = (
+            gauge("headrace_requests_running", "Choices that hold KV blocks."),
+            alias("num_requests_running", "As headrace_requests_running."),
+        )
+        self._waiting = Gauge(
+            "headrace_requests_waiting", "Choices that wait for their start or restart.", ("slo_class",),
+            registry=registry,
+        )  # fmt: skip
+        self._vllm_waiting = alias("num_requests_waiting", "headrace_requests_waiting over all classes.")
+        self._usage = (
+            gauge("headrace_kv_cache_usage_ratio", "Share of the KV blocks that requests hold, 0..1."),
+            alias("kv_cache_usage_perc", "As headrace_kv_cache_usage_ratio."),
+        )
+        self._blocks = Gauge("headrace_kv_cache_blocks", "KV blocks by state.", ("state",), registry=registry)
+        for state in ("total", "used", "cached"):
+            self._blocks.labels(state)
+        self._cache_config = Gauge(
+            "vllm:cache_config_info",
+            "1; the labels tell the size of the KV cache.",
+            ("model_name", "block_size", "num_gpu_blocks"),
+            registry=registry,
+        )
+
+    def on_engine_ready(self, ready: Ready) -> None:
+        """An engine process, the first or a later one, is ready; its counters begin at 0."""
+        self._num_starts += 1
+        if self._num_starts > 1:
+            self._restarts.inc()
+        self._forget()
+        self._ready.set(1)
+        self._blocks.labels("total").set(ready.num_blocks)
+        self._cache_config.clear()
+        self._cache_config.labels(self._model_name, str(ready.block_size), str(ready.num_blocks)).set(1)
+
+    def on_engine_died(self) -> None:
+        """The engine process is gone, and with it everything that ran or waited in it."""
+        self._forget()
+        self._ready.set(0)
+        self._set_gauges(num_running=0, waiting={}, num_waiting=0, usage=0.0)
+        for state in ("used", "cached"):
+            self._blocks.labels(state).set(0)
+
+    def on_step(self, outputs: StepOutputs) -> None:
+        """One message of the engine."""
+        stats = outputs.stats
+        if self._last_step_id is not None and stats.step_id < self._last_step_id:
+            self._forget()  # a new engine whose start nobody told us of
+        self._add_counts(stats)
+        self._set_gauges(
+            num_running=stats.num_running,
+            waiting=stats.num_waiting_by_class,
+            num_waiting=stats.num_waiting,
+            usage=stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0,
+        )
+        for state, blocks in (
+            ("total", stats.num_blocks),
+            ("used", stats.num_blocks_used),
+            ("cached", stats.num_cached_blocks),
+        ):
+            self._blocks.labels(state).set(blocks)
+        if stats.step_id != self._last_step_id:  # else a turn of the loop that computed nothing
+            self._step.observe(stats.step_s)
+            self._overhead.observe(stats.overhead_s)
+        self._last_step_id = stats.step_id
+
+    def waiting_by_class(self) -> dict[str, int]:
+        """Choices that wait now, by class."""
+        samples = [sample for metric in self._waiting.collect() for sample in metric.samples]
+        return {sample.labels["slo_class"]: int(sample.value) for sample in samples}
+
+    def _forget(self) -> None:
+        self._last_counts = dict.fromkeys(_COUNTED, 0)
+        self._last_step_id = None
+
+    def _add_counts(self, stats: StepStats) -> None:
+        for name, counters in self._counters.items():
+            count: int = getattr(stats, name)
+            last = self._last_counts[name]
+            self._last_counts[name] = count
+            for counter in counters:
+                counter.inc(count - last if count >= last else count)
+
+    def _set_gauges(self, *, num_running: int, waiting: dict[str, int], num_waiting: int, usage: float) -> None:
+        for gauge in self._running:
+            gauge.set(num_running)
+        for name in self._names:
+            self._waiting.labels(name).set(waiting.get(name, 0))
+        self._vllm_waiting.set(num_waiting)
+        for gauge in self._usage:
+            gauge.set(usage)
