@@ -45,9 +45,10 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 def _annotation(option: Option) -> Any:
     flag = f"--{option.name}"
+    default = option.default_text
     shown: dict[str, Any] = {
-        "help": option.help,
-        "show_default": option.default_text or False,
+        "help": option.help if default is None else f"{option.help} (default: {default})",
+        "show_default": False,
         "rich_help_panel": option.owner.__name__.removesuffix("Config"),
     }
     if option.kind is OptionKind.SWITCH:

@@ -60,6 +60,8 @@ class Option:
         """The default as a user would write it; None: there is nothing to show."""
         if self.default is None or self.default == ():
             return None
+        if self.kind is OptionKind.SWITCH:
+            return "on" if self.default else "off"
         if self.kind is OptionKind.SIZE:
             return format_byte_size(self.default)
         if self.kind is OptionKind.NUMBER:
