@@ -42,6 +42,8 @@ class AbortChoices(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     group_id: str
     choices: tuple[int, ...] | None = None
     """None: the whole group."""
+    kept_tokens: dict[int, int] = {}
+    """Output tokens of a choice that the server used; absent: none. The rest count as wasted."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -100,7 +102,10 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupAdmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The first choice of the group started: headers may be sent."""
+    """The first choice of the group started: headers may be sent.
+
+    Sent again, with the sum so far, when a further prompt of the group starts.
+    """
 
     group_id: str
     granted: str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,6 +43,16 @@ class Sequence:
         self._block_size = block_size
         self._parent_hash = root_hash(cache_salt)
         self.num_hashed_blocks = 0
+
+    def fork(self, request_id: str, choice: int) -> Sequence:
+        """Another choice of the same prompt, before any output: neither tokens nor hashes are computed again."""
+        assert self.num_output_tokens == 0, f"{self.request_id} has output, a fork would share it"
+        other = copy.copy(self)
+        other.request_id = request_id
+        other.choice = choice
+        other._tokens = np.empty_like(self._tokens)
+        other._tokens[: self.num_tokens] = self.token_ids
+        return other
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,0 +1,151 @@
+"""An engine process from its configuration to its end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scheduler.scheduler import Scheduler
+
+from engine.clock import MonotonicClock
+from engine.core import EngineCore
+from engine.errors import EngineStartError
+from engine.event_log import EventLog, Header
+from engine.loop import EngineLoop
+from engine.messages import AddGroup, Fatal, Progress, Ready, SLORequest
+from engine.parent_watch import ParentWatch
+from engine.process_config import ProcessConfig
+from engine.runner import Clock
+from engine.runner_factory import BuiltRunner, RunnerFactory
+from engine.sampling_params import SamplingParams
+from engine.sockets import EngineSockets
+
+logger = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_FATAL = 3
+"""A `Fatal` message was sent."""
+
+_WARM_UP_OUTPUT_TOKENS = 2
+"""The first comes from a prefill, the second from a decode."""
+
+
+def serve(config: ProcessConfig, make_runner: RunnerFactory) -> int:
+    """Load, warm up, say `Ready`, serve until `Stop`; the exit status of the process."""
+    _ignore_signals()
+    parent = ParentWatch(config.parent_pid)
+    sockets = EngineSockets(config.inbox_endpoint, config.outbox_endpoint)
+    try:
+        _serve(config, make_runner, sockets, parent)
+    except Exception as error:  # the loop's outermost: whatever it is, the server is told before the process ends
+        logger.exception("the engine ends")
+        sockets.send(Fatal(message=_describe(error)))
+        return EXIT_FATAL
+    finally:
+        sockets.close()
+    return EXIT_STOPPED
+
+
+def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSockets, parent: ParentWatch) -> None:
+    clock = MonotonicClock()
+    started_s = clock.now_s()
+    classes = config.slo_classes
+    sockets.send(Progress(phase="starting", fraction=0.0))
+    built = make_runner(config, lambda phase, fraction: sockets.send(Progress(phase=phase, fraction=fraction)))
+    sockets.send(Progress(phase="warming up", fraction=0.0))
+    warm_up(config, built, clock)
+    scheduler = Scheduler(config.scheduler, classes, built.num_blocks, built.max_model_len)
+    with _event_log(config, built) as event_log:
+        core = EngineCore(
+            scheduler,
+            built.runner,
+            clock,
+            block_size=config.scheduler.block_size,
+            eos_token_ids=frozenset(built.eos_token_ids),
+            event_log=event_log,
+        )
+        # What was loaded lives as long as the process: the collector need not walk through it in the midst of a step.
+        gc.collect()
+        gc.freeze()
+        sockets.send(_ready(config, built, clock.now_s() - started_s))
+        EngineLoop(core, sockets, clock, parent).run()
+
+
+def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> None:
+    """Make real tokens with a scheduler of its own, so that nothing of it is left in the one that serves.
+
+    Raises:
+        EngineStartError: the runner makes no token.
+    """
+    scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len)
+    core = EngineCore(scheduler, built.runner, clock, block_size=config.scheduler.block_size, eos_token_ids=frozenset())
+    num_output = min(_WARM_UP_OUTPUT_TOKENS, built.max_model_len - 1)
+    group = AddGroup(
+        group_id="warm-up",
+        prompts=((0,) * min(config.scheduler.block_size, built.max_model_len - num_output),),
+        n=1,
+        sampling=SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True),
+        slo=SLORequest(requested=config.default_class, granted=config.default_class),
+        arrival_s=clock.now_s(),
+    )
+    outputs = core.turn([group])
+    num_tokens = sum(len(delta.token_ids) for delta in outputs.deltas)
+    while core.num_live_choices:
+        outputs = core.turn([])
+        num_tokens += sum(len(delta.token_ids) for delta in outputs.deltas)
+        core.raise_if_failing()
+    if num_tokens != num_output:
+        raise EngineStartError(f"the warm-up made {num_tokens} tokens of {num_output}; see the log above")
+
+
+@contextmanager
+def _event_log(config: ProcessConfig, built: BuiltRunner) -> Iterator[EventLog | None]:
+    if config.engine.event_log_path is None:
+        yield None
+        return
+    header = Header(
+        scheduler=config.scheduler,
+        classes=config.classes,
+        default_class=config.default_class,
+        num_blocks=built.num_blocks,
+        max_model_len=built.max_model_len,
+    )
+    event_log = EventLog(Path(config.engine.event_log_path), header)
+    try:
+        yield event_log
+    finally:
+        event_log.close()
+
+
+def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float) -> Ready:
+    return Ready(
+        max_model_len=built.max_model_len,
+        model_max_len=built.model_max_len,
+        vocab_size=built.vocab_size,
+        eos_token_ids=built.eos_token_ids,
+        block_size=config.scheduler.block_size,
+        num_blocks=built.num_blocks,
+        dtype=built.dtype,
+        device=built.device,
+        weights_bytes=built.weights_bytes,
+        kv_cache_bytes=built.kv_cache_bytes,
+        threads=built.threads,
+        load_s=load_s,
+    )
+
+
+def _ignore_signals() -> None:
+    """Only the parent ends this process: by `Stop`, by SIGKILL, or by its own end.
+
+    Ctrl-C and service managers signal the whole group; the server then drains, for which it needs the engine.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, EngineStartError) else f"{type(error).__name__}: {error}"

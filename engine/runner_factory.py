@@ -1,0 +1,95 @@
+"""Load a model and make the runner that a process serves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from engine.process_config import ProcessConfig
+from engine.processors import available_processors
+from engine.runner import Runner
+
+ReportProgress = Callable[[str, float], None]
+"""Phase and fraction done, 0..1."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A runner and what the scheduler and the server must know of it."""
+
+    runner: Runner
+    num_blocks: int
+    max_model_len: int
+    """Prompt plus output tokens of one request, in force."""
+    model_max_len: int
+    """What the model itself allows."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    threads: int
+
+
+RunnerFactory = Callable[[ProcessConfig, ReportProgress], BuiltRunner]
+
+
+def max_model_len(wanted_tokens: int | None, model_max_len: int, kv_cache_tokens: int) -> int:
+    """The longest request: the model's limit capped by the KV cache, or what was asked for.
+
+    Raises:
+        ValueError: more was asked for than the model or the KV cache allows.
+    """
+    limit = min(model_max_len, kv_cache_tokens)
+    if wanted_tokens is None:
+        return limit
+    if wanted_tokens > model_max_len:
+        raise ValueError(f"max_model_len_tokens is {wanted_tokens}, the model allows {model_max_len}; ask for less")
+    if wanted_tokens > kv_cache_tokens:
+        raise ValueError(
+            f"max_model_len_tokens is {wanted_tokens}, the KV cache holds {kv_cache_tokens} tokens; "
+            f"raise --kv-cache-memory or ask for less"
+        )
+    return wanted_tokens
+
+
+def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
+    """The real thing: weights, KV cache and the model's runner, on the CPU.
+
+    Raises:
+        OSError, ValueError: the model cannot be read, is of an unknown kind, or does not fit.
+    """
+    # Here and not above: importing torch takes seconds, and a process with another runner has no need of it.
+    import torch
+
+    from engine.kv_cache import bytes_per_block, num_blocks_for
+    from engine.model_runner import ModelRunner
+    from engine.weights import load_model
+
+    engine, scheduler = config.engine, config.scheduler
+    threads = engine.threads or available_processors()
+    torch.set_num_threads(threads)
+    model = load_model(engine.model_path, engine.dtype, lambda fraction: report("loading weights", fraction))
+    dtype = model.decoder.dtype
+    num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
+    limit = max_model_len(
+        engine.max_model_len_tokens, model.config.max_position_tokens, num_blocks * scheduler.block_size
+    )
+    report("making the KV cache", 0.0)
+    runner = ModelRunner(
+        model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit
+    )
+    return BuiltRunner(
+        runner=runner,
+        num_blocks=num_blocks,
+        max_model_len=limit,
+        model_max_len=model.config.max_position_tokens,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=model.config.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+        device="cpu",
+        weights_bytes=model.weights_bytes,
+        kv_cache_bytes=num_blocks * bytes_per_block(model.config, dtype, scheduler.block_size),
+        threads=threads,
+    )
