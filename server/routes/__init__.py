@@ -1,0 +1,1 @@
+"""One module per group of routes; what they share lives beside the folder."""
