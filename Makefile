@@ -31,7 +31,7 @@ serve: model ## Serve the default model; ARGS="MODEL --port 9000".
 	$(BIN)/headrace serve $(ARGS)
 
 test: model ## Run the tests that need no accelerator and less than a minute each.
-	$(BIN)/python -m pytest -q -m "not soak and not perf" $(ARGS)
+	$(BIN)/python -m pytest -m "not soak and not perf" $(ARGS)
 
 lint: $(INSTALLED) ## Check style and format.
 	$(BIN)/ruff check .
