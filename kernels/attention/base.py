@@ -33,38 +33,47 @@ class AttentionMetadata:
         return sum(self.query_lens)
 
 
-class AttentionBackend(Protocol):
-    """Causal attention over a block-major cache, grouped-query, optional sliding window and soft cap."""
+class StepAttention(Protocol):
+    """Attention of one step over a block-major cache: what all layers of it share was computed when it was planned."""
 
-    def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor, slot_mapping: Tensor) -> None:
-        """Write keys and values of a step into their slots, in place.
+    def write_kv(self, key: Tensor, value: Tensor, layer_cache: Tensor) -> None:
+        """Write the step's keys and values into their slots, in place.
+
+        The first write into a block zeroes the rest of it: what an earlier owner left there, were it NaN, must not
+        reach a sum with weight zero. The cache may therefore start uninitialised.
 
         Args:
             key, value: [T, KH, D], the cache's dtype.
             layer_cache: [B, 2, P, KH, D], a strided view of one layer (the block stride spans all layers).
-            slot_mapping: [T] int64.
         """
 
-    def attend(
-        self,
-        query: Tensor,
-        layer_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-    ) -> Tensor:
+    def attend(self, query: Tensor, layer_cache: Tensor, scale: float, soft_cap: float | None = None) -> Tensor:
         """Attention of the step's queries over everything written so far.
 
         Args:
             query: [T, H, D].
             layer_cache: as in `write_kv`, already holding this step's keys and values.
             scale: factor on the dot products.
-            sliding_window: a query sees at most that many last positions, itself included; None: all.
             soft_cap: scores become soft_cap * tanh(score / soft_cap); None: unchanged.
 
         Returns:
             [T, H, D], the query's dtype. Accumulates in float32.
+        """
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over a block-major cache, grouped-query, optional sliding window and soft cap."""
+
+    def plan(
+        self, metadata: AttentionMetadata, block_size: int, dtype: torch.dtype, sliding_window: int | None = None
+    ) -> StepAttention:
+        """Prepare a step, once for all layers of equal window.
+
+        Args:
+            metadata: the step.
+            block_size: P.
+            dtype: of queries and cache.
+            sliding_window: a query sees at most that many last positions, itself included; None: all.
         """
 
 
