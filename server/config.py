@@ -69,8 +69,9 @@ class ServerConfig:
             "min": 0.5,
         },
     )
-    default_class: str = dataclasses.field(
-        default="standard", metadata={"help": "Latency class of requests that name none."}
+    default_class: str | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Latency class of requests that name none; default: the class file's, else standard."},
     )
     classes_path: str | None = dataclasses.field(
         default=None, metadata={"help": "TOML file of latency classes that replaces the built-in table."}

@@ -1,0 +1,53 @@
+"""What stands on the terminal once the server answers: where, which model, how much it holds, and the latency classes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from engine.messages import Ready
+from scheduler.slo import SLOClass, SLOClasses
+from server.byte_size import format_byte_size
+
+
+def show_start(console: Console, url: str, served_id: str, ready: Ready, classes: SLOClasses) -> None:
+    """Write the report; plain lines where the console is no terminal."""
+    tokens = ready.num_blocks * ready.block_size
+    facts = (
+        ("model", f"{served_id}, {ready.dtype} on {ready.device}, {format_byte_size(ready.weights_bytes)} of weights"),
+        (
+            "KV cache",
+            f"{format_byte_size(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
+            f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
+        ),
+        ("compute", f"{ready.threads} threads; ready after {ready.load_s:.1f} s"),
+    )
+    console.print(f"Headrace answers at {url}", style="bold", highlight=False)
+    for name, fact in facts:
+        console.print(f"  {name:<9}{fact}", highlight=False)
+    console.print(_class_table(classes))
+
+
+def _class_table(classes: SLOClasses) -> Table:
+    table = Table("class", "service_tier", "first token within", "then a token per", "longest gap", "promise", box=None)
+    for c in classes:
+        name = f"{c.name} (default)" if c is classes.default else c.name
+        table.add_row(name, ", ".join(c.service_tiers), _ttft(c), _ms(c.tpot_s), _gap(c), _promise(c))
+    return table
+
+
+def _ttft(c: SLOClass) -> str:
+    per_1k = f" + {_ms(c.ttft_per_1k_tokens_s)}/1k tokens" if c.ttft_per_1k_tokens_s else ""
+    return _ms(c.ttft_base_s) + per_1k
+
+
+def _gap(c: SLOClass) -> str:
+    return "-" if c.max_stall_s is None else _ms(c.max_stall_s)
+
+
+def _promise(c: SLOClass) -> str:
+    return f"{c.objective:.0%} of requests"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1.0 else f"{seconds * 1000:g} ms"
