@@ -1,4 +1,4 @@
-"""What stands on the terminal once the server answers: where, which model, how much it holds, and the latency classes."""
+"""The terminal once the server answers: where, which model, how much it holds, and the latency classes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
 
 
 def _class_table(classes: SLOClasses) -> Table:
-    table = Table("class", "service_tier", "first token within", "then a token per", "longest gap", "promise", box=None)
+    table = Table("class", "service_tier", "first token within", "then a token per", "longest gap", "goal", box=None)
     for c in classes:
         name = f"{c.name} (default)" if c is classes.default else c.name
-        table.add_row(name, ", ".join(c.service_tiers), _ttft(c), _ms(c.tpot_s), _gap(c), _promise(c))
+        table.add_row(name, ", ".join(c.service_tiers), _ttft(c), _ms(c.tpot_s), _gap(c), _goal(c))
     return table
 
 
@@ -45,7 +45,7 @@ def _gap(c: SLOClass) -> str:
     return "-" if c.max_stall_s is None else _ms(c.max_stall_s)
 
 
-def _promise(c: SLOClass) -> str:
+def _goal(c: SLOClass) -> str:
     return f"{c.objective:.0%} of requests"
 
 
