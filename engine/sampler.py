@@ -23,8 +23,8 @@ from kernels.sampling import argmax_rows, draw, score, uniforms
 
 LOGPROB_FLOOR = -9999.0
 """Stands for log-probabilities that JSON cannot carry, as in vLLM."""
-MAX_DRAWN_ROWS = 32
-"""Rows drawn from at a time: bounds the float64 cumulative sums and keeps them in the cache."""
+MAX_DRAWN_ROWS = 8
+"""Rows drawn from at a time: bounds the float64 cumulative sums and keeps them in the processor's cache."""
 
 NON_FINITE_LOGITS = "the model's logits for this token are not finite; check the weights and the dtype"
 NOTHING_LEFT = "min_tokens and logit_bias leave no token to sample; lower min_tokens or allow more tokens"

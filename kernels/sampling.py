@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NUCLEUS_CANDIDATES = 1024
-"""Largest probabilities that are looked at before a whole row is sorted for top_p."""
+NUCLEUS_CANDIDATES = (1024, 8192)
+"""How many of the largest probabilities are looked at for top_p, in turn, before a whole row is sorted."""
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
@@ -102,17 +102,15 @@ def draw(
     Returns:
         [R] int64.
     """
-    cut = top_k_thresholds(logits, top_k) if top_k is not None else None
-    dropped = logits < cut if cut is not None else None
+    if top_k is not None:
+        _drop_below(logits, top_k_thresholds(logits, top_k), -torch.inf)
     # Shifted first: the quotient can then not overflow, whatever the temperature.
     logits.sub_(peaks[:, None]).div_(temperatures[:, None])
     if min_p is not None:
-        logits.masked_fill_(logits < min_p.log()[:, None], -torch.inf)
-    if dropped is not None:
-        logits.masked_fill_(dropped, -torch.inf)
+        _drop_below(logits, min_p.log()[:, None], -torch.inf)
     probabilities = torch.softmax(logits, dim=1)
     if top_p is not None:
-        probabilities.masked_fill_(probabilities < top_p_thresholds(probabilities, top_p), 0.0)
+        _drop_below(probabilities, top_p_thresholds(probabilities, top_p), 0.0)
     return _invert(probabilities, uniform)
 
 
@@ -146,17 +144,28 @@ def top_p_thresholds(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """
     thresholds = torch.zeros_like(probabilities[:, :1])
     pending = torch.nonzero(top_p < 1.0).squeeze(1)
-    for count in (min(NUCLEUS_CANDIDATES, probabilities.shape[1]), probabilities.shape[1]):
+    vocab_size = probabilities.shape[1]
+    for count in (*(size for size in NUCLEUS_CANDIDATES if size < vocab_size), vocab_size):
         if pending.numel() == 0:
             break
         candidates = _largest(probabilities.index_select(0, pending), count)
         mass = candidates.cumsum(dim=1, dtype=torch.float64)
         index = torch.searchsorted(mass, top_p[pending, None])  # first with mass >= top_p
         found = index.squeeze(1) < count
-        rows = pending[found]
-        thresholds[rows] = candidates[found].gather(1, index[found])
+        thresholds[pending[found]] = candidates.gather(1, index.clamp(max=count - 1))[found]
         pending = pending[~found]
     return thresholds
+
+
+def _drop_below(values: Tensor, thresholds: Tensor, fill: float) -> None:
+    """Set what is less than its row's threshold to `fill`, in place; thresholds are [R, 1]."""
+    if values.device.type != "cpu":
+        values.masked_fill_(values < thresholds, fill)
+        return
+    # A vectorised pass a row; masked_fill_ and where took 12 times as long. It drops up to and including its limit.
+    limits = np.nextafter(thresholds.squeeze(1).numpy(), np.float32(-np.inf))
+    for row, limit in zip(values, limits.tolist(), strict=True):
+        torch.threshold_(row, limit, fill)
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

@@ -121,7 +121,7 @@ def test_top_k_thresholds_are_order_statistics_row_by_row() -> None:
 def test_top_p_thresholds_keep_the_least_mass_that_reaches_top_p(spread: float) -> None:
     """Flat rows need more than the bounded number of candidates."""
     generator = torch.Generator().manual_seed(4)
-    probabilities = torch.softmax(torch.randn(6, 5000, generator=generator) * spread, 1)
+    probabilities = torch.softmax(torch.randn(6, 10_000, generator=generator) * spread, 1)
     top_p = torch.tensor([0.0, 0.1, 0.5, 0.9, 0.999, 1.0], dtype=torch.float64)
     thresholds = top_p_thresholds(probabilities, top_p)
     cases = zip(probabilities.double(), thresholds.squeeze(1).tolist(), top_p.tolist(), strict=True)
