@@ -1,0 +1,136 @@
+"""What a load test sends, when, and where the result goes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+class BenchError(Exception):
+    """The load test cannot run; the message says what to do about it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """One load test. `metadata` holds the command line's help, bounds and, where it differs, the option's name."""
+
+    url: str
+    """Of the server, with or without `/v1`."""
+    model: str | None = dataclasses.field(
+        default=None, metadata={"help": "Model to ask for; default: the first that the server lists."}
+    )
+    api: Literal["chat", "completions"] = dataclasses.field(
+        default="chat", metadata={"help": "Endpoint: /v1/chat/completions or /v1/completions."}
+    )
+    api_key: str | None = dataclasses.field(
+        default=None, repr=False, metadata={"help": "Key sent as the bearer token; default: none."}
+    )
+    rate: float | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Open loop: requests per second, whatever the server does. Default: 1 a second.",
+            "min": 1e-6,
+        },
+    )
+    arrivals: Literal["poisson", "constant"] = dataclasses.field(
+        default="poisson", metadata={"help": "Open loop: random gaps between arrivals, or equal ones."}
+    )
+    concurrency: int | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Closed loop instead: clients that each send when their last answer is there.", "min": 1},
+    )
+    requests: int | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Requests to send; default: 100, or no bound where --duration is given.", "min": 1},
+    )
+    duration_s: float | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Seconds during which requests are sent.", "min": 0.001, "option": "duration"},
+    )
+    classes: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata={
+            "help": "Latency class and its share: NAME:SHARE[,prompt=TOKENS][,output=TOKENS], TOKENS being a number or "
+            "LOW-HIGH; may be repeated. None: requests name no class.",
+            "option": "class",
+        },
+    )
+    class_in: Literal["header", "service_tier"] = dataclasses.field(
+        default="header", metadata={"help": "Name the class in the header x-slo-class or in the body's service_tier."}
+    )
+    slo: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata={
+            "help": "Targets to judge a class by: NAME:ttft_ms=N,tpot_ms=N,max_stall_ms=N,e2e_ms=N; may be repeated. "
+            "What is not given is what the server tells in its headers and at /v1/slo.",
+        },
+    )
+    prompt_tokens: str = dataclasses.field(
+        default="128", metadata={"help": "About how many tokens a prompt has: a number, or LOW-HIGH."}
+    )
+    output_tokens: str = dataclasses.field(
+        default="32", metadata={"help": "Tokens to generate: a number, or LOW-HIGH."}
+    )
+    shared_prefix_tokens: int = dataclasses.field(
+        default=0, metadata={"help": "About how many tokens all prompts begin with alike, besides their own.", "min": 0}
+    )
+    ignore_eos: bool = dataclasses.field(
+        default=True, metadata={"help": "Generate the full length past the model's own end (not an OpenAI field)."}
+    )
+    temperature: float = dataclasses.field(default=0.0, metadata={"help": "Sampling temperature.", "min": 0.0})
+    seed: int = dataclasses.field(
+        default=0,
+        metadata={"help": "Of arrivals, classes and prompts: the same seed sends the same, cached prompts too."},
+    )
+    timeout_s: float = dataclasses.field(
+        default=600.0,
+        metadata={"help": "Seconds after which a request counts as timed out.", "min": 0.001, "option": "timeout"},
+    )
+    keep_alive: bool = dataclasses.field(
+        default=False, metadata={"help": "Reuse connections; else each request opens its own, as separate users do."}
+    )
+    max_send_lag: float = dataclasses.field(
+        default=0.1,
+        metadata={
+            "help": "The run is invalid where requests leave later than planned, at p99, by more than this share of "
+            "the tightest TTFT target.",
+            "min": 0.0,
+        },
+    )
+    json_path: str | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Write the result as JSON to this file; - is stdout, the table then is on stderr."},
+    )
+    save_requests: bool = dataclasses.field(
+        default=False, metadata={"help": "Put every request with all its timestamps into the JSON."}
+    )
+    progress: bool = dataclasses.field(
+        default=True, metadata={"help": "Show a progress bar where stderr is a terminal."}
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            low = field.metadata.get("min")
+            value = getattr(self, field.name)
+            if low is not None and value is not None and not value >= low:
+                name = field.metadata.get("option", field.name)
+                raise ValueError(f"{name} is {value}, it must be at least {low}")
+        if self.rate is not None and self.concurrency is not None:
+            raise ValueError(
+                f"rate ({self.rate}) and concurrency ({self.concurrency}) exclude each other: "
+                "an open loop sends on schedule, a closed one when an answer is there"
+            )
+
+    @property
+    def is_open_loop(self) -> bool:
+        return self.concurrency is None
+
+    @property
+    def rate_per_s(self) -> float:
+        """Of the open loop."""
+        return 1.0 if self.rate is None else self.rate
+
+    @property
+    def max_requests(self) -> int | None:
+        """None: bounded by the duration alone."""
+        return 100 if self.requests is None and self.duration_s is None else self.requests

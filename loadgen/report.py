@@ -1,0 +1,195 @@
+"""Shows the result of a load test: a table for people, JSON for programs. Times are milliseconds in the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.metrics import ClassSummary, Outcome, Quantiles
+from loadgen.result import BenchResult
+from loadgen.trace import RequestTrace
+
+JSON_VERSION = 1
+_TABLE_WIDTH_CHARS = 120
+"""Where the output is no terminal."""
+_OUTCOME_COLUMNS = (
+    ("met", (Outcome.MET,)),
+    ("late ttft", (Outcome.LATE_TTFT,)),
+    ("tpot", (Outcome.LATE_TPOT,)),
+    ("stall", (Outcome.LATE_STALL,)),
+    ("e2e", (Outcome.LATE_E2E,)),
+    ("refused", (Outcome.REFUSED,)),
+    ("expired", (Outcome.EXPIRED,)),
+    ("failed", (Outcome.FAILED,)),
+    ("timed out", (Outcome.TIMED_OUT,)),
+    ("cancelled", (Outcome.CANCELLED,)),
+    ("unjudged", (Outcome.UNJUDGED,)),
+)
+
+
+def print_report(result: BenchResult, console: Console) -> None:
+    """The tables, the state of the run, and the most frequent errors."""
+    if not console.is_terminal:
+        console.width = max(console.width, _TABLE_WIDTH_CHARS)
+    console.print(Group(_outcome_table(result), _latency_table(result), *_notes(result)))
+
+
+def encode_json(result: BenchResult) -> str:
+    """The result as one JSON object; times in seconds, null where there is nothing to measure."""
+    run, config = result.run, dataclasses.asdict(result.config)
+    del config["api_key"]
+    body: dict[str, Any] = {
+        "headrace_bench": JSON_VERSION,
+        "config": config,
+        "model": result.server.model,
+        "valid": result.is_valid,
+        "invalid_reasons": list(result.invalid_reasons),
+        "interrupted": run.interrupted,
+        "duration_s": run.ended_s - run.started_s,
+        "arrival_window_s": run.arrival_window_s,
+        "max_send_lag_p99_s": result.max_send_lag_s,
+        "overall": _summary_json(result.overall),
+        "classes": {summary.name: _summary_json(summary) for summary in result.classes},
+        "errors": [{"error": text, "count": count} for text, count in result.errors],
+    }
+    if result.config.save_requests:
+        body["requests"] = [_request_json(trace, outcome, run.started_s) for trace, outcome in result.judged]
+    return json.dumps(body, indent=2)
+
+
+def _summary_json(summary: ClassSummary) -> dict[str, Any]:
+    counts = {outcome.value: summary.outcomes[outcome] for outcome in Outcome}
+    return {
+        "sent": summary.num_sent,
+        "met": counts["met"],
+        "late": summary.num_late,
+        "refused": counts["refused"],
+        "failed": counts["failed"],
+        "outcomes": counts,
+        "offered_attainment": summary.offered_attainment,
+        "admitted_attainment": summary.admitted_attainment,
+        "goodput_per_s": summary.goodput_per_s,
+        "degraded": summary.num_degraded,
+        "prompt_tokens": summary.num_prompt_tokens,
+        "cached_prompt_tokens": summary.num_cached_tokens,
+        "output_tokens": summary.num_output_tokens,
+        "ttft_s": _quantiles_json(summary.ttft),
+        "tpot_s": _quantiles_json(summary.tpot),
+        "itl_s": _quantiles_json(summary.itl),
+        "e2e_s": _quantiles_json(summary.e2e),
+        "send_lag_s": _quantiles_json(summary.send_lag),
+    }
+
+
+def _quantiles_json(quantiles: Quantiles | None) -> dict[str, float] | None:
+    if quantiles is None:
+        return None
+    return {
+        "count": quantiles.num_samples,
+        "mean": quantiles.mean_s,
+        "p50": quantiles.p50_s,
+        "p90": quantiles.p90_s,
+        "p95": quantiles.p95_s,
+        "p99": quantiles.p99_s,
+        "max": quantiles.max_s,
+    }
+
+
+def _request_json(trace: RequestTrace, outcome: Outcome, started_s: float) -> dict[str, Any]:
+    """One request; its times are seconds from the start of the schedule."""
+
+    def since_start(time_s: float | None) -> float | None:
+        return None if time_s is None else round(time_s - started_s, 6)
+
+    told = trace.told
+    return {
+        "index": trace.planned.index,
+        "slo_class": trace.planned.slo_class,
+        "granted": told.granted if told is not None else None,
+        "service_tier": trace.service_tier,
+        "outcome": outcome.value,
+        "status": trace.status,
+        "error": trace.error,
+        "finish_reason": trace.finish_reason,
+        "intended_s": since_start(trace.intended_s),
+        "sent_s": since_start(trace.sent_s),
+        "headers_s": since_start(trace.headers_s),
+        "chunks": [[since_start(chunk.time_s), chunk.num_tokens] for chunk in trace.chunks],
+        "finished_s": since_start(trace.finished_s),
+        "told_targets": dataclasses.asdict(told.targets) if told is not None else None,
+        "prompt_tokens": trace.num_prompt_tokens,
+        "cached_prompt_tokens": trace.num_cached_tokens,
+        "output_tokens": trace.num_output_tokens,
+    }
+
+
+def _rows(result: BenchResult) -> tuple[ClassSummary, ...]:
+    return (*result.classes, result.overall) if len(result.classes) > 1 else result.classes
+
+
+def _outcome_table(result: BenchResult) -> Table:
+    table = Table(title=f"{result.server.model} at {result.config.url}: outcomes by class", title_justify="left")
+    shown = [
+        (title, outcomes)
+        for title, outcomes in _OUTCOME_COLUMNS
+        if title != "unjudged" or result.overall.outcomes[Outcome.UNJUDGED]
+    ]
+    table.add_column("class")
+    for title in ("sent", *(title for title, _ in shown), "met / sent"):
+        table.add_column(title, justify="right")
+    for summary in _rows(result):
+        counts = [str(sum(summary.outcomes[outcome] for outcome in outcomes)) for _, outcomes in shown]
+        table.add_row(summary.name, str(summary.num_sent), *counts, _percent(summary.offered_attainment))
+    return table
+
+
+def _latency_table(result: BenchResult) -> Table:
+    table = Table(title="latency of completed requests from their intended send time, ms", title_justify="left")
+    table.add_column("class")
+    for title in ("TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99", "ITL p99", "E2E p50", "p99"):
+        table.add_column(title, justify="right")
+    for summary in _rows(result):
+        ttft, tpot, itl, e2e = summary.ttft, summary.tpot, summary.itl, summary.e2e
+        cells = [
+            *(_ms(q, p) for q in (ttft, tpot) for p in ("p50_s", "p95_s", "p99_s")),
+            _ms(itl, "p99_s"),
+            *(_ms(e2e, p) for p in ("p50_s", "p99_s")),
+        ]
+        table.add_row(summary.name, *cells)
+    return table
+
+
+def _notes(result: BenchResult) -> list[Text]:
+    overall, run = result.overall, result.run
+    lag = overall.send_lag
+    duration_s = max(run.ended_s - run.started_s, 1e-9)
+    goodput = "-" if overall.goodput_per_s is None else f"{overall.goodput_per_s:.2f} requests/s"
+    cached = _percent(overall.num_cached_tokens / overall.num_prompt_tokens if overall.num_prompt_tokens else None)
+    notes = [
+        Text(
+            f"{duration_s:.1f} s, goodput {goodput}, output {overall.num_output_tokens / duration_s:.1f} tokens/s, "
+            f"prompt tokens cached {cached}, degraded {overall.num_degraded}"
+        ),
+        Text(
+            f"send lag p50 {_ms(lag, 'p50_s')} ms, p99 {_ms(lag, 'p99_s')} ms, max {_ms(lag, 'max_s')} ms "
+            f"(limit {result.max_send_lag_s * 1000.0:.1f} ms at p99)"
+        ),
+    ]
+    notes += [Text(f"{count} x {error}", style="yellow") for error, count in result.errors]
+    if run.interrupted:
+        notes.append(Text("interrupted: what was open was cut off", style="yellow"))
+    notes += [Text(f"INVALID RUN: {reason}", style="bold red") for reason in result.invalid_reasons]
+    return notes
+
+
+def _ms(quantiles: Quantiles | None, name: str) -> str:
+    return "-" if quantiles is None else f"{getattr(quantiles, name) * 1000.0:.1f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio * 100.0:.1f}%"

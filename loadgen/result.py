@@ -1,0 +1,80 @@
+"""The result of a load test: summaries by class, and whether the run may be believed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from loadgen.class_mix import ClassMix
+from loadgen.config import BenchConfig
+from loadgen.metrics import ClassSummary, Outcome, judge, quantiles, summarize
+from loadgen.runner import RunResult
+from loadgen.server_probe import ServerInfo
+from loadgen.targets import TargetBook
+from loadgen.trace import RequestTrace, TraceEnd
+
+OVERALL = "all"
+_MAX_ERRORS = 5
+_FALLBACK_TTFT_S = 1.0
+"""What send lag is compared with where no TTFT target is known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchResult:
+    """Everything a report shows."""
+
+    config: BenchConfig
+    server: ServerInfo
+    run: RunResult
+    judged: tuple[tuple[RequestTrace, Outcome], ...]
+    overall: ClassSummary
+    classes: tuple[ClassSummary, ...]
+    max_send_lag_s: float
+    """The p99 of send lag above which the run is invalid."""
+    invalid_reasons: tuple[str, ...]
+    """Empty: the run is valid."""
+    errors: tuple[tuple[str, int], ...]
+    """The most frequent texts of failed and refused requests, with their counts."""
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.invalid_reasons
+
+
+def make_result(
+    config: BenchConfig, mix: ClassMix, server: ServerInfo, book: TargetBook, run: RunResult
+) -> BenchResult:
+    """Judge every request and sum up."""
+    judged = tuple((trace, judge(trace, book)) for trace in run.traces)
+    by_class = {name: [pair for pair in judged if pair[0].planned.slo_class == name] for name in mix.names}
+    tightest_ttft_s = book.tightest_ttft_s(mix.names)
+    max_send_lag_s = config.max_send_lag * (_FALLBACK_TTFT_S if tightest_ttft_s is None else tightest_ttft_s)
+    errors = collections.Counter(trace.error for trace in run.traces if trace.error is not None)
+    return BenchResult(
+        config=config,
+        server=server,
+        run=run,
+        judged=judged,
+        overall=summarize(OVERALL, judged, run.arrival_window_s),
+        classes=tuple(summarize(name, pairs, run.arrival_window_s) for name, pairs in by_class.items()),
+        max_send_lag_s=max_send_lag_s,
+        invalid_reasons=find_invalid(run.traces, max_send_lag_s),
+        errors=tuple(errors.most_common(_MAX_ERRORS)),
+    )
+
+
+def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float) -> tuple[str, ...]:
+    """Why the numbers of a run must not be believed; empty: they may."""
+    reasons = []
+    lag = quantiles(trace.send_lag_s for trace in traces)
+    if lag is None:
+        reasons.append("no request was sent")
+    elif lag.p99_s > max_send_lag_s:
+        reasons.append(
+            f"requests left {lag.p99_s * 1000.0:.1f} ms late at p99, the limit is {max_send_lag_s * 1000.0:.1f} ms: "
+            "this machine is too busy for the rate; lower it, or use another machine"
+        )
+    ends = {trace.end for trace in traces}
+    if TraceEnd.FAILED in ends and ends <= {TraceEnd.FAILED, TraceEnd.CANCELLED}:
+        reasons.append("every request failed")
+    return tuple(reasons)
