@@ -6,8 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 
-from scheduler.scheduler import Scheduler
-
 from engine.errors import RepeatedStepFailure
 from engine.event_log import AbortAction, Action, AddAction, EventLog
 from engine.live_group import LiveChoice, LiveGroup, build_group
@@ -15,7 +13,7 @@ from engine.messages import AbortChoices, AddGroup, GroupAdmitted, GroupRefused,
 from engine.model_runner_output import ModelRunnerOutput, RequestOutput
 from engine.pending_delta import PendingDelta
 from engine.runner import Clock, Runner
-from engine.stats import EngineCounters
+from engine.stats import step_stats
 from scheduler.link import NO_LINK
 from scheduler.output import (
     FinishedRequest,
@@ -27,6 +25,7 @@ from scheduler.output import (
     VerdictKind,
 )
 from scheduler.request import FinishReason
+from scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +83,8 @@ class EngineCore:
         self._event_log = event_log
         self._groups: dict[str, LiveGroup] = {}
         self._choices: dict[str, LiveChoice] = {}
-        self._counters = EngineCounters()
+        self._num_dropped_tokens = 0
+        """Output of aborted choices that the server did not use."""
         self._num_consecutive_failures = 0
         self._is_stuck = False
 
@@ -121,8 +121,12 @@ class EngineCore:
         update_s = self._clock.now_s()
         self._update(output, computed, update_s, report)
         step_s = self._clock.now_s() - now_s + sent_s
-        stats = self._counters.step_stats(
-            output, self._scheduler.stats(), step_s=step_s, overhead_s=step_s - (update_s - execute_s)
+        stats = step_stats(
+            output,
+            self._scheduler.stats(),
+            step_s=step_s,
+            overhead_s=step_s - (update_s - execute_s),
+            num_dropped_tokens=self._num_dropped_tokens,
         )
         return report.message(stats)
 
@@ -173,7 +177,7 @@ class EngineCore:
         report.actions.append(AbortAction(request_ids, now_s, finished))
         for choice in choices:
             kept = message.kept_tokens.get(choice.sequence.choice, 0)
-            self._counters.wasted_tokens += max(choice.sequence.num_output_tokens - kept, 0)
+            self._num_dropped_tokens += max(choice.sequence.num_output_tokens - kept, 0)
         self._finish(finished, report)
 
     def _schedule(self, now_s: float, report: _TurnReport) -> SchedulerOutput:
@@ -185,23 +189,16 @@ class EngineCore:
             choice = self._choices[admission.request_id]
             admitted = choice.group.admit(choice, admission)
             if admitted is not None:
-                self._counters.count_admission(choice, admission.num_cached_tokens)
                 report.admitted.append(admitted)
         for request_id in output.preempted:
             self._leave_runner(self._choices[request_id])
-        self._counters.num_preemptions += len(output.preempted)
         for expiry in output.expired:
             self._expire(self._groups[expiry.group_id], expiry.message, report)
         return output
 
     def _expire(self, group: LiveGroup, message: str, report: _TurnReport) -> None:
-        if group.is_admitted:
-            for choice in group.choices.values():
-                report.delta(choice).finish_reason = FinishReason.ABORT.value
-        else:
-            report.refused.append(
-                GroupRefused(group_id=group.group_id, reason=RefusalReason.EXPIRED.value, message=message)
-            )
+        reason = RefusalReason.EXPIRED.value
+        report.refused.append(GroupRefused(group_id=group.group_id, reason=reason, message=message))
         for choice in tuple(group.choices.values()):
             self._forget(choice)
 
@@ -246,7 +243,6 @@ class EngineCore:
             logger.error("%s ends with an error: %s", scheduled.request_id, request.error)
             return _failed(scheduled.request_id)
         sequence = choice.sequence
-        self._counters.count_computed(choice, scheduled)
         if request.prompt_logprobs:
             self._add_prompt_logprobs(choice, scheduled, request, report)
         new_block_hashes = sequence.hash_full_blocks(scheduled.num_computed_tokens + scheduled.num_tokens)
@@ -254,7 +250,6 @@ class EngineCore:
         if token_id is None:
             return RequestResult(scheduled.request_id, 0, None, new_block_hashes)
         sequence.append(token_id)
-        self._counters.generation_tokens += 1
         delta = report.delta(choice)
         delta.token_ids.append(token_id)
         if request.logprob is not None:

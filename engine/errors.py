@@ -29,6 +29,10 @@ class GroupRefusedError(EngineError):
         self.refused = refused
 
 
+class GroupAborted(EngineError):
+    """The group was aborted from this side before it started."""
+
+
 class SlowConsumer(EngineError):
     """A stream was not read while more tokens piled up than its cap; the group was aborted."""
 

@@ -20,8 +20,6 @@ class LiveChoice:
     group: LiveGroup
     sequence: Sequence
     is_in_runner: bool = False
-    max_computed_tokens: int = 0
-    """Most tokens ever computed: what is computed below it is computed again."""
     num_prompt_logprobs: int = 0
     """Prompt positions whose log-probabilities were sent."""
 
@@ -52,7 +50,6 @@ class LiveGroup:
     choices: dict[int, LiveChoice] = dataclasses.field(default_factory=dict)
     """The unfinished ones."""
     granted: str = ""
-    is_admitted: bool = False
     cached_tokens: dict[int, int] = dataclasses.field(default_factory=dict)
     """Prompt tokens found in the prefix cache, by prompt, from the first start of one of its choices."""
 
@@ -61,7 +58,6 @@ class LiveGroup:
         if choice.prompt_index in self.cached_tokens:
             return None
         self.cached_tokens[choice.prompt_index] = admission.num_cached_tokens
-        self.is_admitted = True
         return GroupAdmitted(
             group_id=self.group_id,
             granted=self.granted,

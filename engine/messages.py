@@ -72,6 +72,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_cache_bytes: int
     threads: int
     load_s: float
+    longest_step_s: float = 0.0
+    """Estimate of a step of `max_num_batched_tokens`, from the warm-up; bounds how long silence may be work."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scheduler.scheduler import Scheduler
-
 from engine.clock import MonotonicClock
 from engine.core import EngineCore
 from engine.errors import EngineStartError
@@ -23,6 +21,7 @@ from engine.runner import Clock
 from engine.runner_factory import BuiltRunner, RunnerFactory
 from engine.sampling_params import SamplingParams
 from engine.sockets import EngineSockets
+from scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +57,7 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
     built = make_runner(config, lambda phase, fraction: sockets.send(Progress(phase=phase, fraction=fraction)))
     sockets.send(Progress(phase="warming up", fraction=0.0))
     warm_up(config, built, clock)
+    prefill_s_per_token = warm_up(config, built, clock)
     scheduler = Scheduler(config.scheduler, classes, built.num_blocks, built.max_model_len)
     with _event_log(config, built) as event_log:
         core = EngineCore(
@@ -71,12 +71,16 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
         # What was loaded lives as long as the process: the collector need not walk through it in the midst of a step.
         gc.collect()
         gc.freeze()
-        sockets.send(_ready(config, built, clock.now_s() - started_s))
+        longest_step_s = prefill_s_per_token * config.scheduler.max_num_batched_tokens
+        sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s))
         EngineLoop(core, sockets, clock, parent).run()
 
 
-def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> None:
+def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> float:
     """Make real tokens with a scheduler of its own, so that nothing of it is left in the one that serves.
+
+    Returns:
+        Seconds per token of the prefill step.
 
     Raises:
         EngineStartError: the runner makes no token.
@@ -84,15 +88,17 @@ def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> None:
     scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len)
     core = EngineCore(scheduler, built.runner, clock, block_size=config.scheduler.block_size, eos_token_ids=frozenset())
     num_output = min(_WARM_UP_OUTPUT_TOKENS, built.max_model_len - 1)
+    num_prompt = min(config.scheduler.block_size, built.max_model_len - num_output)
     group = AddGroup(
         group_id="warm-up",
-        prompts=((0,) * min(config.scheduler.block_size, built.max_model_len - num_output),),
+        prompts=((0,) * num_prompt,),
         n=1,
         sampling=SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True),
         slo=SLORequest(requested=config.default_class, granted=config.default_class),
         arrival_s=clock.now_s(),
     )
     outputs = core.turn([group])
+    prefill_s = outputs.stats.step_s
     num_tokens = sum(len(delta.token_ids) for delta in outputs.deltas)
     while core.num_live_choices:
         outputs = core.turn([])
@@ -100,6 +106,7 @@ def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> None:
         core.raise_if_failing()
     if num_tokens != num_output:
         raise EngineStartError(f"the warm-up made {num_tokens} tokens of {num_output}; see the log above")
+    return prefill_s / num_prompt
 
 
 @contextmanager
@@ -121,7 +128,7 @@ def _event_log(config: ProcessConfig, built: BuiltRunner) -> Iterator[EventLog |
         event_log.close()
 
 
-def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float) -> Ready:
+def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_step_s: float) -> Ready:
     return Ready(
         max_model_len=built.max_model_len,
         model_max_len=built.model_max_len,
@@ -135,6 +142,7 @@ def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float) -> Ready:
         kv_cache_bytes=built.kv_cache_bytes,
         threads=built.threads,
         load_s=load_s,
+        longest_step_s=longest_step_s,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
@@ -16,6 +17,14 @@ def available_processors(cpu_max: Path = CGROUP_CPU_MAX) -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = _quota_processors(cpu_max)
     return max(affinity if quota is None else min(affinity, quota), 1)
+
+
+def compute_threads(wanted: int | None, environment: Mapping[str, str]) -> int:
+    """What was asked for; else OMP_NUM_THREADS; else the available processors."""
+    if wanted is not None:
+        return wanted
+    from_environment = environment.get("OMP_NUM_THREADS", "")
+    return max(int(from_environment), 1) if from_environment.isdecimal() else available_processors()
 
 
 def _quota_processors(cpu_max: Path) -> int | None:

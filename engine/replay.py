@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from scheduler.scheduler import Scheduler
-
 from engine.errors import EventLogError, ReplayMismatch
 from engine.event_log import AddAction, Header, ScheduleFrame, UpdateFrame, digest, read_frames
 from scheduler.output import SchedulerOutput
+from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 from engine.process_config import ProcessConfig
-from engine.processors import available_processors
+from engine.processors import compute_threads
 from engine.runner import Runner
 
 ReportProgress = Callable[[str, float], None]
@@ -68,7 +69,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     from engine.weights import load_model
 
     engine, scheduler = config.engine, config.scheduler
-    threads = engine.threads or available_processors()
+    threads = compute_threads(engine.threads, os.environ)
     torch.set_num_threads(threads)
     model = load_model(engine.model_path, engine.dtype, lambda fraction: report("loading weights", fraction))
     dtype = model.decoder.dtype
