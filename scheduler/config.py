@@ -26,6 +26,16 @@ class SchedulerConfig:
     scheduler_policy: Literal["fcfs", "priority"] = dataclasses.field(
         default="priority", metadata={"help": "Order of the waiting requests: by arrival, or by class and deadline."}
     )
+    max_preemptions: int = dataclasses.field(
+        default=3,
+        metadata={
+            "help": "Times a request may be preempted; at its next start it gets every block it may need and stays.",
+            "min": 1,
+        },
+    )
+    max_victims_per_step: int = dataclasses.field(
+        default=16, metadata={"help": "Requests preempted in one step at most.", "min": 1}
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -13,6 +13,9 @@ from scheduler.slo import SLO
 BlockHash = bytes
 """Chained key of a full block (see `scheduler.block_hash`), opaque to the scheduler."""
 
+OrderKey = tuple[int, float, float, str, int]
+"""Rank, deadline, arrival, group id, place in the group: unique, and the same in whatever order requests are added."""
+
 
 class InvalidTransition(RuntimeError):
     """A request was moved between two states that no edge joins. Always a bug of ours."""
@@ -61,12 +64,21 @@ class RequestSpec:
     """False where prompt logprobs need every prompt row computed."""
     tenant: str = ""
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose keys and values it may ever hold: the last sampled token is never computed."""
+        return self.num_prompt_tokens + max(self.max_tokens, 1) - 1
 
-@dataclasses.dataclass(slots=True)
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Request:
-    """A request inside the scheduler."""
+    """A request inside the scheduler. Compared by identity."""
 
     spec: RequestSpec
+    order: OrderKey
+    """Place among the waiting requests and the partial prefills; smaller goes first."""
+    seniority: OrderKey
+    """Place among the running requests when blocks are short; the largest yields first."""
     status: RequestStatus = RequestStatus.WAITING
     num_output_tokens: int = 0
     """Sampled and committed through `update`."""
@@ -79,6 +91,10 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it was first admitted."""
     num_preemptions: int = 0
+    num_lost_tokens: int = 0
+    """Tokens computed before a preemption: up to there, computing is computing again."""
+    num_registered_blocks: int = 0
+    """Leading blocks of its table that were offered to the prefix cache."""
     block_ids: list[int] = dataclasses.field(default_factory=list)
     block_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
     """Hashes of its full blocks so far: the prompt's at first, then extended by `update`."""
@@ -97,6 +113,26 @@ class Request:
         """Known tokens: the prompt and the committed output."""
         return self.spec.num_prompt_tokens + self.num_output_tokens
 
+    @property
+    def rank(self) -> int:
+        """Of its class; 0 is the highest."""
+        return self.order[0]
+
+    @property
+    def position(self) -> int:
+        """Where its next tokens go: past everything computed and everything in the step in flight."""
+        return self.num_computed_tokens + self.num_scheduled_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Known tokens and the placeholders of those that the step in flight samples."""
+        return self.spec.num_prompt_tokens + self.num_output_tokens + self.num_pending_samples
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Tokens it could compute now; 0 while its last sample is in flight."""
+        return min(self.num_known_tokens, self.spec.num_kv_tokens) - self.position
+
     def move(self, to: RequestStatus) -> None:
         """Change state.
 
@@ -106,3 +142,36 @@ class Request:
         if to not in _NEXT[self.status]:
             raise InvalidTransition(f"{self.request_id}: {self.status.value} -> {to.value}")
         self.status = to
+
+    @property
+    def has_reached_length(self) -> bool:
+        """Everything asked for is there; with `max_tokens` 0 that is the prompt."""
+        return self.num_output_tokens >= self.spec.max_tokens and self.num_computed_tokens >= self.spec.num_kv_tokens
+
+    def commit(self, num_tokens: int, samples: bool, now_s: float) -> None:
+        """A step that computed `num_tokens` of its tokens, and sampled one if `samples`, is done."""
+        self.num_computed_tokens += num_tokens
+        self.num_scheduled_tokens -= num_tokens
+        if not samples:
+            return
+        self.num_pending_samples -= 1
+        self.num_output_tokens += 1
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+
+    def forget_computed(self) -> None:
+        """Its blocks are gone: everything is to be computed again, and what is in flight is void."""
+        self.num_lost_tokens = max(self.num_lost_tokens, self.num_computed_tokens)
+        self.num_computed_tokens = self.num_scheduled_tokens = self.num_pending_samples = 0
+
+    def check(self) -> None:
+        """Assert that its counts and times fit each other."""
+        name = self.request_id
+        assert self.num_tokens_to_compute >= 0, f"{name}: computes more than it knows"
+        assert self.num_output_tokens + self.num_pending_samples <= self.spec.max_tokens, f"{name}: too much output"
+        if self.status is not RequestStatus.RUNNING:
+            assert not self.block_ids and self.position == 0, f"{name}: holds blocks and does not run"
+        times = (self.spec.arrival_s, self.admitted_s, self.first_token_s, self.last_token_s)
+        known = [t for t in times if t is not None]
+        assert known == sorted(known), f"{name}: {times} run backwards"

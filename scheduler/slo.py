@@ -86,6 +86,19 @@ class SLO:
     may_degrade: bool = False
     """The client consents to being served in `degrade_to` of its class."""
 
+    def ttft_target_s(self, slo_class: SLOClass, num_uncached_prompt_tokens: int) -> float:
+        """The TTFT target in force: the client's own, else that of the class it is served in."""
+        return slo_class.ttft_s(num_uncached_prompt_tokens) if self.ttft_s is None else self.ttft_s
+
+    def tpot_target_s(self, slo_class: SLOClass) -> float:
+        """The TPOT target in force: the client's own, else that of the class it is served in."""
+        return slo_class.tpot_s if self.tpot_s is None else self.tpot_s
+
+    def start_limit_s(self, slo_class: SLOClass) -> float:
+        """Seconds after arrival at which it expires unless one of its choices has started."""
+        limit_s = slo_class.max_wait_s
+        return limit_s if self.e2e_deadline_s is None else min(limit_s, self.e2e_deadline_s)
+
 
 DEFAULT_CLASSES: tuple[SLOClass, ...] = (
     SLOClass("realtime", 0, ("priority",), 0.4, 0.1, 0.030, 0.150, True, "refuse", None, 0.99, 0.30, 8_000, 10.0),

@@ -1,0 +1,60 @@
+"""One step while it is put together."""
+
+from __future__ import annotations
+
+from scheduler.output import Admission, BlockCopy, Expiry, ScheduledRequest, SchedulerOutput
+from scheduler.request import Request
+from scheduler.steps_in_flight import InFlightStep, StepEntry
+
+
+class StepPlan:
+    """Puts a step together. Whatever is added stays; preemptions come before starts."""
+
+    def __init__(self, step_id: int, now_s: float, max_tokens: int, max_victims: int) -> None:
+        self.step_id = step_id
+        self.now_s = now_s
+        self.num_tokens_left = max_tokens
+        self.num_victims_left = max_victims
+        self.beneficiary: Request | None = None
+        """The waiting request that victims made room for: the one that may start in a step that preempted."""
+        self.preempted: list[str] = []
+        self.expired: list[Expiry] = []
+        self.admissions: list[Admission] = []
+        self._scheduled: list[ScheduledRequest] = []
+        self._entries: list[StepEntry] = []
+        self._copies: list[BlockCopy] = []
+        self._reasons: dict[str, None] = {}  # in order of appearance
+
+    def add(self, request: Request, num_tokens: int, first_block: int, new_block_ids: tuple[int, ...]) -> None:
+        """Schedule the next `num_tokens` tokens of a request; it samples if they are its last known ones."""
+        position = request.position
+        samples = position + num_tokens == request.num_known_tokens and request.spec.max_tokens > 0
+        self._scheduled.append(
+            ScheduledRequest(request.request_id, num_tokens, position, first_block, new_block_ids, samples)
+        )
+        self._entries.append(StepEntry(request, num_tokens, samples, request.num_preemptions))
+        request.num_scheduled_tokens += num_tokens
+        request.num_pending_samples += samples
+        self.num_tokens_left -= num_tokens
+
+    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copy blocks before the step computes; the step holds the reference that `KVCacheManager.fork` took."""
+        self._copies.extend(copies)
+
+    def explain(self, reason: str) -> None:
+        """Note why something was not scheduled."""
+        self._reasons[reason] = None
+
+    def seal(self) -> tuple[SchedulerOutput, InFlightStep]:
+        """The record for the runner, and what `update` needs to know of it."""
+        output = SchedulerOutput(
+            step_id=self.step_id,
+            now_s=self.now_s,
+            scheduled=tuple(self._scheduled),
+            block_copies=tuple(self._copies),
+            admissions=tuple(self.admissions),
+            preempted=tuple(self.preempted),
+            expired=tuple(self.expired),
+            reasons=tuple(self._reasons),
+        )
+        return output, InFlightStep(self.step_id, tuple(self._entries), [c.source for c in self._copies])

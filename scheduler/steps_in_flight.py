@@ -1,0 +1,112 @@
+"""Steps between `schedule` and `update`, and the references to blocks that they keep alive."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+
+from scheduler.block_pool import BlockPool, ReleasePreview
+from scheduler.output import RequestResult, SchedulerOutput, StepResult
+from scheduler.request import FinishReason, Request
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepEntry:
+    """One request's part of a step in flight."""
+
+    request: Request
+    num_tokens: int
+    samples: bool
+    num_preemptions: int
+    """Of the request when it was scheduled: if it has more by now, this part is void."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A scheduled step whose results are not known."""
+
+    step_id: int
+    entries: tuple[StepEntry, ...]
+    held_block_ids: list[int]
+    """One reference each, given back at `update`: of requests that left meanwhile, and of sources of copies."""
+
+    def match(self, result: StepResult) -> dict[str, RequestResult]:
+        """The results by request id.
+
+        Raises:
+            ValueError: they are not those of the scheduled requests.
+        """
+        results = {r.request_id: r for r in result.results}
+        if len(results) != len(result.results) or len(results) != len(self.entries):
+            raise ValueError(f"step {self.step_id}: {len(result.results)} results for {len(self.entries)} requests")
+        for entry in self.entries:
+            one = results.get(entry.request.request_id)
+            if one is None:
+                raise ValueError(f"step {self.step_id}: no result for {entry.request.request_id!r}")
+            if one.num_sampled != entry.samples and one.finish_reason is not FinishReason.ERROR:
+                raise ValueError(
+                    f"step {self.step_id}: {one.num_sampled} samples of {one.request_id!r}, it asked for "
+                    f"{int(entry.samples)}"
+                )
+        return results
+
+
+class StepsInFlight:
+    """The steps that were scheduled and not updated, oldest first."""
+
+    def __init__(self, max_steps: int, pool: BlockPool) -> None:
+        self._max_steps = max_steps
+        self._pool = pool
+        self._steps: deque[InFlightStep] = deque()
+
+    def check_room(self) -> None:
+        """Raises RuntimeError: as many steps as allowed are in flight."""
+        if len(self._steps) >= self._max_steps:
+            raise RuntimeError(f"step {self._steps[0].step_id} must be updated before another one is scheduled")
+
+    def push(self, step: InFlightStep) -> None:
+        self._steps.append(step)
+
+    def pop(self, output: SchedulerOutput, result: StepResult) -> tuple[InFlightStep, dict[str, RequestResult]]:
+        """Take out the oldest step with its results by request id.
+
+        Raises:
+            ValueError: `output` or `result` is of another step, or the results do not fit; nothing changed.
+        """
+        oldest = self._steps[0] if self._steps else None
+        if oldest is None or not output.step_id == result.step_id == oldest.step_id:
+            expected = "none is in flight" if oldest is None else f"the oldest in flight is {oldest.step_id}"
+            raise ValueError(f"output of step {output.step_id}, result of step {result.step_id}; {expected}")
+        results = oldest.match(result)
+        self._steps.popleft()
+        return oldest, results
+
+    def hold(self, request: Request, block_ids: list[int]) -> bool:
+        """Keep the blocks of a request that leaves until no step uses them. False: none does."""
+        for step in reversed(self._steps):
+            if any(entry.request is request for entry in step.entries):
+                step.held_block_ids.extend(block_ids)
+                return True
+        return False
+
+    def held_block_ids(self) -> list[int]:
+        """Every reference that the steps hold."""
+        return [block_id for step in self._steps for block_id in step.held_block_ids]
+
+    def num_blocks_coming(self) -> int:
+        """Blocks that become free when the steps in flight are updated."""
+        held = self.held_block_ids()
+        return ReleasePreview(self._pool).drop(held) if held else 0
+
+    def _entries_of(self, request: Request) -> Iterator[StepEntry]:
+        for step in self._steps:
+            for entry in step.entries:
+                if entry.request is request and entry.num_preemptions == request.num_preemptions:
+                    yield entry
+
+    def check(self, request: Request) -> None:
+        """Assert that a request's counts in flight are those of the steps."""
+        entries = list(self._entries_of(request))
+        assert request.num_scheduled_tokens == sum(e.num_tokens for e in entries), f"{request.request_id}: tokens"
+        assert request.num_pending_samples == sum(e.samples for e in entries), f"{request.request_id}: samples"
