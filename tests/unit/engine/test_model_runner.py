@@ -221,7 +221,9 @@ def test_prompt_logprobs_are_returned_once_though_the_prompt_is_computed_twice()
     results = [driver.step({"a": 8}), driver.step({"a": 4}), driver.step({"a": 1})]
     counts += [len(result.outputs[0].prompt_logprobs) for result in results]
     assert counts == [5, 3, 3, 0]
-    assert [score.token_id for score in results[0].outputs[0].prompt_logprobs] == prompt[6:9]
+    for position, score in enumerate(results[0].outputs[0].prompt_logprobs, start=6):
+        assert score.token_id == prompt[position]
+        assert score.logprob == pytest.approx(float(reference_logprobs(prompt, position)[score.token_id]), abs=1e-4)
 
 
 def test_a_prompt_alone_is_computed_and_nothing_is_sampled() -> None:
@@ -249,6 +251,19 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     for name in ("bad", "bad prompt"):
         assert "not finite" in (errors[name] or "")
     assert [entry.token_id for entry in result.outputs if entry.error] == [None, None]
+
+
+def test_the_right_request_fails_in_a_later_block_of_rows() -> None:
+    def spoil(logits: torch.Tensor) -> torch.Tensor:
+        logits[logits.argmax(1) == expected_token([90, 90]), 50] = torch.nan
+        return logits
+
+    count = MAX_LOGITS_ROWS + 4
+    driver = Driver(make_runner(FakeDecoder(spoil=spoil), num_blocks=count, max_num_seqs=count), count)
+    for index in range(count):
+        driver.add(make_sequence(str(index), [90, 90] if index == count - 2 else [5, 5]))
+    result = driver.step({str(index): 2 for index in range(count)})
+    assert [entry.request_id for entry in result.outputs if entry.error] == [str(count - 2)]
 
 
 def test_a_step_that_only_copies_and_preempts_has_no_outputs() -> None:
