@@ -1,0 +1,98 @@
+"""Chat answers: chat.completion.chunk and chat.completion."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from server.answer import Envelope
+from server.choice_text import ChoiceUpdate
+from server.generation_plan import GenerationPlan
+from server.logprob_format import LogprobFormat
+
+CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
+
+
+@dataclasses.dataclass(slots=True)
+class _Collected:
+    texts: list[str] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatWriter:
+    """An `AnswerWriter`. Each choice begins with one chunk that has the role and no text, and ends with one reason."""
+
+    def __init__(self, envelope: Envelope, plan: GenerationPlan, logprobs: LogprobFormat) -> None:
+        self._envelope = envelope
+        self._plan = plan
+        self._logprobs = logprobs
+        self._has_logprobs = plan.sampling.num_logprobs is not None
+        self._started: set[int] = set()
+        self._collected = [_Collected() for _ in range(plan.num_choices)]
+
+    def chunks(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        if not update.token_ids and update.finish_reason is None:
+            return []
+        chunks = [] if update.choice in self._started else [self._role_chunk(update.choice)]
+        delta = {"content": update.text} if update.text or update.finish_reason is None else {}
+        choice: dict[str, Any] = {
+            "index": update.choice,
+            "delta": delta,
+            "logprobs": self._wrap_logprobs(self._logprobs.chat(update.logprobs)),
+            "finish_reason": update.finish_reason,
+        }
+        if update.finish_reason is not None:
+            choice["stop_reason"] = update.stop_reason
+        if self._plan.returns_token_ids:
+            choice["token_ids"] = update.token_ids
+        chunks.append(self._envelope.wrap(CHUNK, [choice]))
+        return chunks
+
+    def _role_chunk(self, index: int) -> dict[str, Any]:
+        more: dict[str, Any] = {}
+        if self._plan.returns_token_ids and not self._started:
+            more["prompt_token_ids"] = self._plan.prompts[0]
+        self._started.add(index)
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._envelope.wrap(CHUNK, [choice], **more)
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return self._envelope.wrap(CHUNK, [], usage=usage)
+
+    def collect(self, update: ChoiceUpdate) -> None:
+        collected = self._collected[update.choice]
+        collected.texts.append(update.text)
+        collected.token_ids += update.token_ids
+        collected.logprobs += self._logprobs.chat(update.logprobs)
+        if update.finish_reason is not None:
+            collected.finish_reason, collected.stop_reason = update.finish_reason, update.stop_reason
+
+    def answer(self, usage: dict[str, Any]) -> dict[str, Any]:
+        choices = [self._choice(index, collected) for index, collected in enumerate(self._collected)]
+        more: dict[str, Any] = {"usage": usage}
+        if self._plan.returns_token_ids:
+            more["prompt_token_ids"] = self._plan.prompts[0]
+        return self._envelope.wrap(WHOLE, choices, **more)
+
+    def _choice(self, index: int, collected: _Collected) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(collected.texts), "refusal": None},
+            "logprobs": self._wrap_logprobs(collected.logprobs),
+            "finish_reason": collected.finish_reason,
+            "stop_reason": collected.stop_reason,
+        }
+        if self._plan.returns_token_ids:
+            choice["token_ids"] = collected.token_ids
+        return choice
+
+    def _wrap_logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": entries, "refusal": None} if self._has_logprobs else None

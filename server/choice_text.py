@@ -1,0 +1,99 @@
+"""One choice's tokens as text: half characters and possible stop strings are held back, what follows a stop is dropped.
+
+Streamed and whole answers are made of the same updates, so their texts are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from engine.messages import ChoiceDelta, TokenLogprob
+from server.detokenizer import Detokenizer
+from server.generation_plan import GenerationPlan
+from server.stop_strings import StopStringFilter
+from server.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChoiceUpdate:
+    """What is new of one choice, as the client may see it."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    """Those that count: none past a stop string."""
+    logprobs: tuple[TokenLogprob, ...]
+    text_offsets: tuple[int, ...]
+    """Per token: characters of generated text before it."""
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str | None
+    """stop | length | abort | error"""
+    stop_reason: str | int | None
+    """The stop string, or the token of `stop_token_ids`, that ended it."""
+
+
+class ChoiceText:
+    """The state of one choice; `push` takes its deltas in order and nothing after its finish."""
+
+    def __init__(self, choice: int, plan: GenerationPlan, tokenizer: Tokenizer) -> None:
+        self.choice = choice
+        self.num_tokens = 0
+        """Output tokens that count."""
+        self.is_finished = False
+        self.is_stopped_by_text = False
+        """A stop string ended it: the engine does not know yet."""
+        self._plan = plan
+        self._num_chars = 0
+        prefix = plan.prompt_of(choice) if plan.continues_prompt else ()
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=plan.skips_special_tokens, prefix_ids=prefix)
+        self._filter = StopStringFilter(plan.stop_strings, plan.includes_stop) if plan.stop_strings else None
+
+    def push(self, delta: ChoiceDelta) -> ChoiceUpdate:
+        """The update made of a delta; the choice is not finished yet."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        for index, token_id in enumerate(delta.token_ids):
+            offsets.append(self._num_chars)
+            self.num_tokens += 1
+            is_stop_token = delta.stop_token_id is not None and index == len(delta.token_ids) - 1
+            if not is_stop_token or self._plan.includes_stop:
+                texts.append(self._show(self._detokenizer.push((token_id,))))
+            if self._stop_string is not None:
+                break
+        if delta.finish_reason is not None and self._stop_string is None:
+            texts.append(self._flush())
+        return self._update(delta, "".join(texts), tuple(offsets))
+
+    @property
+    def _stop_string(self) -> str | None:
+        return self._filter.stopped if self._filter is not None else None
+
+    def _show(self, text: str) -> str:
+        self._num_chars += len(text)
+        if self._filter is None or self.num_tokens < self._plan.sampling.min_tokens:
+            return text  # before min_tokens nothing stops it, so no stop string may be begun there
+        return self._filter.push(text)
+
+    def _flush(self) -> str:
+        text = self._show(self._detokenizer.flush())
+        return text if self._filter is None else text + self._filter.flush()
+
+    def _update(self, delta: ChoiceDelta, text: str, offsets: tuple[int, ...]) -> ChoiceUpdate:
+        finish_reason: str | None = delta.finish_reason
+        stop_reason: str | int | None = None
+        if self._stop_string is not None and finish_reason not in ("abort", "error"):
+            self.is_stopped_by_text = True
+            finish_reason, stop_reason = "stop", self._stop_string
+        elif delta.stop_token_id in self._plan.sampling.stop_token_ids:
+            stop_reason = delta.stop_token_id
+        self.is_finished = finish_reason is not None
+        return ChoiceUpdate(
+            choice=self.choice,
+            text=text,
+            token_ids=delta.token_ids[: len(offsets)],
+            logprobs=delta.logprobs[: len(offsets)],
+            text_offsets=offsets,
+            prompt_logprobs=delta.prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
