@@ -1,0 +1,58 @@
+"""One decoder layer around its attention: what is computed row by row before it and after it.
+
+Axes: T tokens, H query heads, KH key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.layers.layer_layout import LayerMatrices
+from engine.model_config import ModelConfig
+from engine.models.decoder_weights import LayerWeights
+from kernels.activation import silu_gate
+from kernels.linear import WeightFormat
+from kernels.norm import rms_norm
+from kernels.rotary import rotate
+
+
+class DecoderLayer:
+    """Pre-norm attention and gated feed-forward. Holds no weights: the slab may move between calls."""
+
+    def __init__(self, config: ModelConfig, weight_format: WeightFormat) -> None:
+        self._config = config
+        self._linear = weight_format.linear
+
+    def project(
+        self, weights: LayerWeights, matrices: LayerMatrices, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values.
+
+        Args:
+            hidden: [T, hidden], not changed.
+            cos, sin: of `kernels.rotary.rotation`.
+
+        Returns:
+            [T, H, D], [T, KH, D], [T, KH, D].
+        """
+        config = self._config
+        normed = rms_norm(hidden, weights.attention_norm, config.rms_norm_eps)
+        qkv = self._linear(normed, matrices.qkv, weights.qkv_bias).view(len(hidden), -1, config.head_dim)
+        num_rotated = config.num_heads + config.num_kv_heads
+        rotated = rotate(qkv[:, :num_rotated], cos, sin)
+        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], qkv[:, num_rotated:]
+
+    def finish(self, weights: LayerWeights, matrices: LayerMatrices, hidden: Tensor, attended: Tensor) -> tuple[Tensor]:
+        """The rest of the layer.
+
+        Args:
+            hidden: [T, hidden], what `project` was given; not changed.
+            attended: [T, H, D].
+
+        Returns:
+            [T, hidden].
+        """
+        hidden = hidden + self._linear(attended.flatten(1), matrices.output, weights.output_bias)
+        normed = rms_norm(hidden, weights.mlp_norm, self._config.rms_norm_eps)
+        gated = silu_gate(self._linear(normed, matrices.gate_up, weights.gate_up_bias))
+        return (hidden.add_(self._linear(gated, matrices.down, weights.down_bias)),)

@@ -1,0 +1,114 @@
+"""The decoder of every architecture: tokens to hidden states to logits, over a paged cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.layers.decoder_layer import DecoderLayer
+from engine.layers.row_tiles import RowFunction, RowMap, whole_batch, widest_tiles
+from engine.model_config import ModelConfig
+from engine.models.decoder_weights import DecoderWeights
+from kernels.attention.base import AttentionBackend, AttentionMetadata, layer_view
+from kernels.attention.invariant_attention import InvariantAttention
+from kernels.attention.torch_attention import TorchAttention
+from kernels.norm import rms_norm
+from kernels.rotary import inverse_frequencies, rotation
+
+
+class Decoder:
+    """Holds weights and no state of a step: equal inputs over an equal cache give equal bits."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        backend: AttentionBackend | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """
+        Args:
+            backend: None: the plain PyTorch one, or with `batch_invariant` its invariant form.
+            batch_invariant: a token's hidden state and logits depend on its own sequence up to it alone, to the bit:
+                not on the batch, the chunk, or what was computed before. Slower. A given `backend` must be invariant
+                itself. The number of compute threads must not change afterwards.
+        """
+        self.config = config
+        self.weights = weights
+        self.dtype = weights.embedding.dtype
+        self._backend = backend or (InvariantAttention() if batch_invariant else TorchAttention())
+        self._layer = DecoderLayer(config, weights.layout.weight_format)
+        self._matrices = tuple(weights.layout.views(layer.slab) for layer in weights.layers)
+        self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._by_rows: RowMap = self._find_tiles() if batch_invariant else whole_batch
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Compute the tokens of a step and write their keys and values.
+
+        Args:
+            token_ids: [T] int64, in 0..vocab_size-1.
+            kv_cache: [B, layers, 2, P, KH, D] of `dtype`; the slots of `metadata` are written.
+            metadata: which tokens belong to which sequence, and where.
+
+        Returns:
+            [T, hidden] after the final norm.
+        """
+        step = self._backend.plan(metadata, kv_cache.shape[3], self.dtype)
+        cos, sin = self._by_rows(self._rotation, metadata.positions)
+        hidden = functional.embedding(token_ids, self.weights.embedding)
+        for index, (project, finish) in enumerate(self._layer_functions()):
+            query, key, value = self._by_rows(project, hidden, cos, sin)
+            cache = layer_view(kv_cache, index)
+            step.write_kv(key, value, cache)
+            attended = step.attend(query, cache, self.config.attention_scale)
+            (hidden,) = self._by_rows(finish, hidden, attended)
+        (normed,) = self._by_rows(self._final_norm, hidden)
+        return normed
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] of `forward` → [R, vocab] float32."""
+        (logits,) = self._by_rows(self._head, hidden)
+        return logits
+
+    def _layer_functions(self) -> Iterator[tuple[RowFunction, RowFunction]]:
+        """What each layer computes row by row: before its attention and after it."""
+        for weights, matrices in zip(self.weights.layers, self._matrices, strict=True):
+            yield (
+                functools.partial(self._layer.project, weights, matrices),
+                functools.partial(self._layer.finish, weights, matrices),
+            )
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotation(positions, self._frequencies)
+
+    def _final_norm(self, hidden: Tensor) -> tuple[Tensor]:
+        return (rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps),)
+
+    def _head(self, hidden: Tensor) -> tuple[Tensor]:
+        return (functional.linear(hidden, self.weights.head).float(),)
+
+    @torch.inference_mode()
+    def _find_tiles(self) -> RowMap:
+        """Tiles that fit every row function of this model on this machine."""
+        config = self.config
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, config.hidden_size, generator=generator).to(self.dtype)
+        attended = torch.randn(1, config.num_heads, config.head_dim, generator=generator).to(self.dtype)
+        positions = torch.tensor([1234])
+        project, finish = next(self._layer_functions())
+        return widest_tiles(
+            (
+                (self._rotation, (positions,)),
+                (project, (hidden, *self._rotation(positions))),
+                (finish, (hidden, attended)),
+                (self._final_norm, (hidden,)),
+                (self._head, (hidden,)),
+            )
+        )
