@@ -44,7 +44,7 @@ def main_bench(config: BenchConfig) -> int:
         print_report(result, errors if config.json_path == STDOUT else Console())
         _write_json(result)
     except BenchError as error:
-        errors.print(f"headrace bench: {error}", style="bold red", highlight=False, markup=False)
+        errors.print(f"headrace bench: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
         return EXIT_NOT_RUN
     if result.run.interrupted:
         return EXIT_INTERRUPTED

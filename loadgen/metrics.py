@@ -8,7 +8,7 @@
 - E2E: from the intended send time to the last text.
 - Attainment, of offered requests: met / (sent - cancelled). Refused, expired, failed and timed-out requests are misses.
   Of admitted ones: met / (met + late). Cancelled are requests that the end of the run cut off before anything was
-  late. Unjudged requests, those without any target, are in neither.
+  late. Where some requests are unjudged, because no target is known, there is no attainment of offered ones.
 - Goodput: met requests per second of the arrival window, which ends when the last request is due.
 
 Of several misses the first of late_ttft, late_e2e, late_tpot, late_stall is the outcome, as in the server.
@@ -174,7 +174,7 @@ def summarize(
     completed = [trace for trace in traces if trace.end is TraceEnd.COMPLETED]
     latencies = [measure(trace) for trace in completed]
     num_late = sum(counts[outcome] for outcome in LATE)
-    num_judged = len(judged) - counts[Outcome.CANCELLED] - counts[Outcome.UNJUDGED]
+    num_judged = 0 if counts[Outcome.UNJUDGED] else len(judged) - counts[Outcome.CANCELLED]
     return ClassSummary(
         name=name,
         num_sent=len(judged),

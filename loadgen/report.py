@@ -10,22 +10,25 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.metrics import ClassSummary, Outcome, Quantiles
+from loadgen.metrics import LATE, ClassSummary, Outcome, Quantiles
 from loadgen.result import BenchResult
 from loadgen.trace import RequestTrace
 
 JSON_VERSION = 1
 _TABLE_WIDTH_CHARS = 120
 """Where the output is no terminal."""
-_OUTCOME_COLUMNS = (
+_ALWAYS_SHOWN = (
     ("met", (Outcome.MET,)),
-    ("late ttft", (Outcome.LATE_TTFT,)),
+    ("late", LATE),
+    ("refused", (Outcome.REFUSED,)),
+    ("failed", (Outcome.FAILED,)),
+)
+_SHOWN_WHERE_ANY = (
+    ("late: ttft", (Outcome.LATE_TTFT,)),
     ("tpot", (Outcome.LATE_TPOT,)),
     ("stall", (Outcome.LATE_STALL,)),
     ("e2e", (Outcome.LATE_E2E,)),
-    ("refused", (Outcome.REFUSED,)),
     ("expired", (Outcome.EXPIRED,)),
-    ("failed", (Outcome.FAILED,)),
     ("timed out", (Outcome.TIMED_OUT,)),
     ("cancelled", (Outcome.CANCELLED,)),
     ("unjudged", (Outcome.UNJUDGED,)),
@@ -134,14 +137,11 @@ def _rows(result: BenchResult) -> tuple[ClassSummary, ...]:
 
 def _outcome_table(result: BenchResult) -> Table:
     table = Table(title=f"{result.server.model} at {result.config.url}: outcomes by class", title_justify="left")
-    shown = [
-        (title, outcomes)
-        for title, outcomes in _OUTCOME_COLUMNS
-        if title != "unjudged" or result.overall.outcomes[Outcome.UNJUDGED]
-    ]
-    table.add_column("class")
+    rare = [column for column in _SHOWN_WHERE_ANY if any(result.overall.outcomes[outcome] for outcome in column[1])]
+    shown = [*_ALWAYS_SHOWN, *rare]
+    table.add_column("class", no_wrap=True)
     for title in ("sent", *(title for title, _ in shown), "met / sent"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for summary in _rows(result):
         counts = [str(sum(summary.outcomes[outcome] for outcome in outcomes)) for _, outcomes in shown]
         table.add_row(summary.name, str(summary.num_sent), *counts, _percent(summary.offered_attainment))
@@ -150,7 +150,7 @@ def _outcome_table(result: BenchResult) -> Table:
 
 def _latency_table(result: BenchResult) -> Table:
     table = Table(title="latency of completed requests from their intended send time, ms", title_justify="left")
-    table.add_column("class")
+    table.add_column("class", no_wrap=True)
     for title in ("TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99", "ITL p99", "E2E p50", "p99"):
         table.add_column(title, justify="right")
     for summary in _rows(result):
@@ -181,6 +181,8 @@ def _notes(result: BenchResult) -> list[Text]:
         ),
     ]
     notes += [Text(f"{count} x {error}", style="yellow") for error, count in result.errors]
+    if overall.outcomes[Outcome.UNJUDGED]:
+        notes.append(Text("unjudged: the server tells no targets for them; give them with --slo", style="yellow"))
     if run.interrupted:
         notes.append(Text("interrupted: what was open was cut off", style="yellow"))
     notes += [Text(f"INVALID RUN: {reason}", style="bold red") for reason in result.invalid_reasons]

@@ -1,0 +1,81 @@
+"""The request log: a line a request, and a disk that fails costs lines, not requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.messages import GroupAdmitted
+from scheduler.slo import SLO, Outcome
+from server.request_log import RequestLog
+from server.request_record import End, RequestRecord
+
+
+def _finished() -> RequestRecord:
+    record = RequestRecord("req-1", SLO("batch", "batch", e2e_deadline_s=9.0), 1.0, 2, keeps_chunks=True)
+    record.num_prompt_tokens = 12
+    record.admitted(
+        GroupAdmitted(group_id="g", granted="batch", num_cached_tokens=4, ttft_target_s=2.0, tpot_target_s=0.1), 1.5
+    )
+    record.token(0, 2.0)
+    record.token(0, 2.25, n=3)
+    record.token(1, 2.5)
+    record.choice_finished(0, "stop")
+    record.finish(End.COMPLETED, 2.5)
+    return record
+
+
+def test_a_line_holds_the_raw_timestamps(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    log = RequestLog(str(path))
+    log.write(_finished(), Outcome.MET)
+    log.close()
+    line = json.loads(path.read_text())
+    assert line.pop("unix_s") > 0
+    assert line == {
+        "request_id": "req-1",
+        "requested": "batch",
+        "granted": "batch",
+        "ttft_s": None,
+        "tpot_s": None,
+        "e2e_deadline_s": 9.0,
+        "arrival_s": 1.0,
+        "admitted_s": 1.5,
+        "finished_s": 2.5,
+        "ttft_target_s": 2.0,
+        "tpot_target_s": 0.1,
+        "num_prompt_tokens": 12,
+        "num_cached_tokens": 4,
+        "end": "completed",
+        "reason": None,
+        "choices": [
+            {"finish_reason": "stop", "chunks": [[2.0, 1], [2.25, 3]]},
+            {"finish_reason": None, "chunks": [[2.5, 1]]},
+        ],
+        "outcome": "met",
+    }
+
+
+def test_lines_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    for _ in range(2):
+        log = RequestLog(str(path))
+        log.write(_finished(), Outcome.MET)
+        log.close()
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_line_that_cannot_be_written_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = RequestLog(str(tmp_path / "requests.jsonl"))
+    log.close()
+    log.write(_finished(), Outcome.MET)
+    log.write(_finished(), Outcome.MET)
+    assert log.num_lost == 2
+    assert caplog.text.count("req-1") == 1
+
+
+def test_a_path_that_cannot_be_opened_is_an_error_at_start(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="absent"):
+        RequestLog(str(tmp_path / "absent" / "requests.jsonl"))
