@@ -40,17 +40,17 @@ class InjectedFault(RuntimeError):
     """What a FakeRunner raises when it was told to."""
 
 
-def fake_token(context: npt.NDArray[np.int32]) -> int:
+def fake_token(context: npt.NDArray[np.int32], choice: int) -> int:
     """The token that FakeRunner samples after a context: never one of the special ones."""
-    mixed = int(context[-1]) * 31 + int(context[0]) * 3 + len(context) * 7
+    mixed = int(context[-1]) * 31 + int(context[0]) * 3 + len(context) * 7 + choice * 101
     return FIRST_ORDINARY_TOKEN_ID + mixed % (VOCAB_SIZE - FIRST_ORDINARY_TOKEN_ID)
 
 
-def fake_output(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    """The tokens that FakeRunner generates after a prompt."""
+def fake_output(prompt: tuple[int, ...], num_tokens: int, choice: int = 0) -> tuple[int, ...]:
+    """The tokens that FakeRunner generates after a prompt; other ones for each choice of a group."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(fake_token(np.array(tokens, dtype=np.int32)))
+        tokens.append(fake_token(np.array(tokens, dtype=np.int32), choice))
     return tuple(tokens[len(prompt) :])
 
 
@@ -132,7 +132,7 @@ class FakeRunner:
         token_id = logprob = None
         if scheduled.samples:
             assert end == len(tokens), "a sample from a row that is not the last"
-            token_id = fake_token(tokens)
+            token_id = fake_token(tokens, sequence.choice)
             if sequence.sampling.num_logprobs is not None:
                 logprob = TokenLogprob(token_id, -0.5, (token_id,), (-0.5,))
         prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -76,7 +76,7 @@ class CoreMachine(RuleBasedStateMachine):
     def tokens_are_those_of_the_prompt(self) -> None:
         for (group_id, choice), tokens in self.harness.tokens.items():
             group = self.groups[group_id]
-            assert tuple(tokens) == fake_output(group.prompts[choice // group.n], len(tokens))
+            assert tuple(tokens) == fake_output(group.prompts[choice // group.n], len(tokens), choice)
 
     def teardown(self) -> None:
         self.harness.run(*self.inbox)

@@ -16,7 +16,7 @@ def test_each_choice_has_its_own_prompts_tokens() -> None:
     prompts = (PROMPT, PROMPT[:3], PROMPT[2:10])
     harness.run(add_group("g", *prompts, n=2, max_tokens=6))
     assert {key: tuple(tokens) for key, tokens in harness.tokens.items()} == {
-        ("g", choice): fake_output(prompts[choice // 2], 6) for choice in range(6)
+        ("g", choice): fake_output(prompts[choice // 2], 6, choice) for choice in range(6)
     }
     assert set(harness.finish_reasons.values()) == {"length"}
     harness.assert_nothing_is_left()
@@ -39,7 +39,7 @@ def test_choices_of_one_prompt_share_its_blocks() -> None:
     used = harness.scheduler.stats().num_blocks_used
     assert used < 4 * 4, f"{used} blocks are used by 4 choices of a prompt of 4 blocks"
     harness.run()
-    assert {tuple(tokens) for tokens in harness.tokens.values()} == {fake_output(PROMPT, 3)}
+    assert harness.tokens == {("g", choice): list(fake_output(PROMPT, 3, choice)) for choice in range(4)}
 
 
 def test_prefix_cache_hits_are_told_and_bound_to_the_salt() -> None:
@@ -81,7 +81,7 @@ def test_a_stop_token_ends_its_choice_and_is_its_last_token() -> None:
 
 @pytest.mark.parametrize(("ignore_eos", "reason"), [(False, "stop"), (True, "length")])
 def test_end_of_sequence_stops_unless_ignored(ignore_eos: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.fakes.fake_token", lambda context: EOS_TOKEN_ID)
+    monkeypatch.setattr("tests.fakes.fake_token", lambda context, choice: EOS_TOKEN_ID)
     harness = EngineHarness()
     harness.run(add_group("g", PROMPT, max_tokens=3, ignore_eos=ignore_eos))
     assert harness.finish_reasons["g", 0] == reason

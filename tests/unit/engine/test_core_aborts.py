@@ -76,7 +76,7 @@ def test_choices_go_on_without_the_one_that_led_them(turns_before: int) -> None:
     harness.run(AbortChoices(group_id="g", choices=(0,)))
     assert harness.finish_reasons == {("g", 0): "abort", ("g", 1): "length", ("g", 2): "length"}
     for choice in (1, 2):
-        assert tuple(harness.tokens["g", choice]) == fake_output(LONG_PROMPT, 4)
+        assert tuple(harness.tokens["g", choice]) == fake_output(LONG_PROMPT, 4, choice)
     harness.assert_nothing_is_left()
 
 
