@@ -206,6 +206,10 @@ class AsyncEngine:
         self.fatal: Fatal | None = None
         """What the present process said before it ended."""
         self.on_step: list[Callable[[StepOutputs], None]] = []
+        self.on_ready: list[Callable[[Ready], None]] = []
+        """Called when a process became ready, the first or a later one."""
+        self.on_died: list[Callable[[], None]] = []
+        """Called when a process ended."""
         self._clock = clock
         self._max_pending_tokens = max_pending_tokens
         self._connection: EngineConnection | None = None
@@ -260,6 +264,8 @@ class AsyncEngine:
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.fail(error)
+        for hook in self.on_died:
+            hook()
 
     def mark_stalled(self) -> None:
         """From the supervisor: nothing was heard for too long. The next message ends it."""
@@ -274,6 +280,8 @@ class AsyncEngine:
         elif isinstance(message, Ready):
             self.ready = message
             self.state = EngineState.READY
+            for ready_hook in self.on_ready:
+                ready_hook(message)
         elif isinstance(message, Progress):
             self.progress = message
         else:
@@ -304,8 +312,8 @@ class AsyncEngine:
             # A late delta of an aborted group finds no stream.
             if (stream := self._streams.get(delta.group_id)) is not None and stream.push(delta):
                 self._streams.pop(delta.group_id, None)
-        for hook in self.on_step:
-            hook(step)
+        for step_hook in self.on_step:
+            step_hook(step)
 
     def _refuse(self, refused: GroupRefused) -> None:
         if (stream := self._streams.pop(refused.group_id, None)) is not None:
