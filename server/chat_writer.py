@@ -8,7 +8,8 @@ from typing import Any
 from server.answer import Envelope
 from server.choice_text import ChoiceUpdate
 from server.generation_plan import GenerationPlan
-from server.logprob_format import LogprobFormat
+from server.logprob_text import chat_logprobs
+from server.tokenizer import Tokenizer
 
 CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
@@ -25,11 +26,11 @@ class _Collected:
 class ChatWriter:
     """An `AnswerWriter`. Each choice begins with one chunk that has the role and no text, and ends with one reason."""
 
-    def __init__(self, envelope: Envelope, plan: GenerationPlan, logprobs: LogprobFormat) -> None:
+    def __init__(self, envelope: Envelope, plan: GenerationPlan, tokenizer: Tokenizer) -> None:
         self._envelope = envelope
         self._plan = plan
-        self._logprobs = logprobs
-        self._has_logprobs = plan.sampling.num_logprobs is not None
+        self._tokenizer = tokenizer
+        self._num_top = plan.sampling.num_logprobs
         self._started: set[int] = set()
         self._collected = [_Collected() for _ in range(plan.num_choices)]
 
@@ -41,7 +42,7 @@ class ChatWriter:
         choice: dict[str, Any] = {
             "index": update.choice,
             "delta": delta,
-            "logprobs": self._wrap_logprobs(self._logprobs.chat(update.logprobs)),
+            "logprobs": self._wrap_logprobs(self._logprobs(update)),
             "finish_reason": update.finish_reason,
         }
         if update.finish_reason is not None:
@@ -71,7 +72,7 @@ class ChatWriter:
         collected = self._collected[update.choice]
         collected.texts.append(update.text)
         collected.token_ids += update.token_ids
-        collected.logprobs += self._logprobs.chat(update.logprobs)
+        collected.logprobs += self._logprobs(update)
         if update.finish_reason is not None:
             collected.finish_reason, collected.stop_reason = update.finish_reason, update.stop_reason
 
@@ -94,5 +95,8 @@ class ChatWriter:
             choice["token_ids"] = collected.token_ids
         return choice
 
+    def _logprobs(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        return [] if self._num_top is None else chat_logprobs(self._tokenizer, update.logprobs, self._num_top)
+
     def _wrap_logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-        return {"content": entries, "refusal": None} if self._has_logprobs else None
+        return None if self._num_top is None else {"content": entries, "refusal": None}

@@ -23,8 +23,6 @@ class ChoiceUpdate:
     token_ids: tuple[int, ...]
     """Those that count: none past a stop string."""
     logprobs: tuple[TokenLogprob, ...]
-    text_offsets: tuple[int, ...]
-    """Per token: characters of generated text before it."""
     prompt_logprobs: tuple[TokenLogprob, ...]
     finish_reason: str | None
     """stop | length | abort | error"""
@@ -43,7 +41,6 @@ class ChoiceText:
         self.is_stopped_by_text = False
         """A stop string ended it: the engine does not know yet."""
         self._plan = plan
-        self._num_chars = 0
         prefix = plan.prompt_of(choice) if plan.continues_prompt else ()
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=plan.skips_special_tokens, prefix_ids=prefix)
         self._filter = StopStringFilter(plan.stop_strings, plan.includes_stop) if plan.stop_strings else None
@@ -51,9 +48,9 @@ class ChoiceText:
     def push(self, delta: ChoiceDelta) -> ChoiceUpdate:
         """The update made of a delta; the choice is not finished yet."""
         texts: list[str] = []
-        offsets: list[int] = []
+        num_kept = 0
         for index, token_id in enumerate(delta.token_ids):
-            offsets.append(self._num_chars)
+            num_kept += 1
             self.num_tokens += 1
             is_stop_token = delta.stop_token_id is not None and index == len(delta.token_ids) - 1
             if not is_stop_token or self._plan.includes_stop:
@@ -62,14 +59,13 @@ class ChoiceText:
                 break
         if delta.finish_reason is not None and self._stop_string is None:
             texts.append(self._flush())
-        return self._update(delta, "".join(texts), tuple(offsets))
+        return self._update(delta, "".join(texts), num_kept)
 
     @property
     def _stop_string(self) -> str | None:
         return self._filter.stopped if self._filter is not None else None
 
     def _show(self, text: str) -> str:
-        self._num_chars += len(text)
         if self._filter is None or self.num_tokens < self._plan.sampling.min_tokens:
             return text  # before min_tokens nothing stops it, so no stop string may be begun there
         return self._filter.push(text)
@@ -78,7 +74,7 @@ class ChoiceText:
         text = self._show(self._detokenizer.flush())
         return text if self._filter is None else text + self._filter.flush()
 
-    def _update(self, delta: ChoiceDelta, text: str, offsets: tuple[int, ...]) -> ChoiceUpdate:
+    def _update(self, delta: ChoiceDelta, text: str, num_kept: int) -> ChoiceUpdate:
         finish_reason: str | None = delta.finish_reason
         stop_reason: str | int | None = None
         if self._stop_string is not None and finish_reason not in ("abort", "error"):
@@ -90,9 +86,8 @@ class ChoiceText:
         return ChoiceUpdate(
             choice=self.choice,
             text=text,
-            token_ids=delta.token_ids[: len(offsets)],
-            logprobs=delta.logprobs[: len(offsets)],
-            text_offsets=offsets,
+            token_ids=delta.token_ids[:num_kept],
+            logprobs=delta.logprobs[:num_kept],
             prompt_logprobs=delta.prompt_logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,

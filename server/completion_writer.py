@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-from engine.messages import TokenLogprob
 from server.answer import Envelope
 from server.choice_text import ChoiceUpdate
-from server.detokenizer import Detokenizer
 from server.generation_plan import GenerationPlan
-from server.logprob_format import CompletionLogprobsTable, LogprobFormat, finite
+from server.logprob_text import CompletionLogprobs, CompletionLogprobWriter
 from server.tokenizer import Tokenizer
 
 KIND = "text_completion"
@@ -21,15 +18,15 @@ KIND = "text_completion"
 class _State:
     """One choice so far."""
 
-    prompt: CompletionLogprobsTable = dataclasses.field(default_factory=CompletionLogprobsTable)
-    """Of the echoed prompt's tokens, as they come in while the prompt is computed."""
-    num_prompt_chars: int = 0
-    prompt_detokenizer: Detokenizer | None = None
+    prompt_logprobs: list[CompletionLogprobs] = dataclasses.field(default_factory=list)
+    """Of the echoed prompt, as they come in while it is computed."""
+    prompt_writer: CompletionLogprobWriter | None = None
+    writer: CompletionLogprobWriter | None = None
     has_started: bool = False
     """Its first piece was made, and with it the echo."""
     texts: list[str] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: CompletionLogprobsTable = dataclasses.field(default_factory=CompletionLogprobsTable)
+    logprobs: list[CompletionLogprobs] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -40,7 +37,7 @@ class _Piece:
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: CompletionLogprobsTable
+    logprobs: list[CompletionLogprobs]
 
 
 class CompletionWriter:
@@ -50,7 +47,7 @@ class CompletionWriter:
         self._envelope = envelope
         self._plan = plan
         self._tokenizer = tokenizer
-        self._format = LogprobFormat(tokenizer)
+        self._num_top = plan.sampling.num_logprobs
         self._states = [_State() for _ in range(plan.num_choices)]
 
     def chunks(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
@@ -61,7 +58,7 @@ class CompletionWriter:
         choice: dict[str, Any] = {
             "index": update.choice,
             "text": piece.text,
-            "logprobs": piece.logprobs.as_json() if self._has_logprobs else None,
+            "logprobs": self._join_logprobs(piece.logprobs),
             "finish_reason": update.finish_reason,
         }
         if update.finish_reason is not None:
@@ -82,7 +79,7 @@ class CompletionWriter:
             return
         state.texts.append(piece.text)
         state.token_ids += piece.token_ids
-        state.logprobs.extend(piece.logprobs)
+        state.logprobs += piece.logprobs
         if update.finish_reason is not None:
             state.finish_reason, state.stop_reason = update.finish_reason, update.stop_reason
 
@@ -94,7 +91,7 @@ class CompletionWriter:
         choice: dict[str, Any] = {
             "index": index,
             "text": "".join(state.texts),
-            "logprobs": state.logprobs.as_json() if self._has_logprobs else None,
+            "logprobs": self._join_logprobs(state.logprobs),
             "finish_reason": state.finish_reason,
             "stop_reason": state.stop_reason,
         }
@@ -103,47 +100,54 @@ class CompletionWriter:
             choice["prompt_token_ids"] = self._plan.prompt_of(index)
         return choice
 
-    @property
-    def _has_logprobs(self) -> bool:
-        return self._plan.sampling.num_logprobs is not None
-
     def _piece(self, update: ChoiceUpdate) -> _Piece | None:
         """What an update adds; None: nothing to show yet."""
         state = self._states[update.choice]
         if update.prompt_logprobs:
-            self._score_prompt(state, update.choice, update.prompt_logprobs)
+            state.prompt_logprobs.append(self._prompt_writer(state, update.choice).write(update.prompt_logprobs))
         if not update.token_ids and update.finish_reason is None:
             return None
-        echo, table = "", CompletionLogprobsTable()
-        if self._plan.echoed_texts is not None:
-            echo = self._plan.echoed_texts[update.choice // self._plan.n]
-            if not state.has_started and self._has_logprobs:
-                self._score_prompt(state, update.choice, ())
-                table, state.prompt = state.prompt, table
-        for item, offset in zip(update.logprobs, update.text_offsets, strict=False):
-            table.add(
-                self._format.text(item.token_id), finite(item.logprob), self._format.top(item), len(echo) + offset
-            )
+        echo, logprobs = self._plan.echo_of(update.choice) or "", []
+        if not state.has_started and echo and self._num_top is not None:
+            self._prompt_writer(state, update.choice)  # a prompt of one token has no score to begin with
+            logprobs, state.prompt_logprobs = state.prompt_logprobs, []
+        if update.logprobs:
+            logprobs.append(_shifted(self._writer(state).write(update.logprobs), len(echo)))
         text = update.text if state.has_started else echo + update.text
         state.has_started = True
-        return _Piece(text, update.token_ids, table)
+        return _Piece(text, update.token_ids, logprobs)
 
-    def _score_prompt(self, state: _State, choice: int, scores: Sequence[TokenLogprob]) -> None:
-        """Add the next prompt tokens to the choice's table; nothing scores the first one."""
-        if state.prompt_detokenizer is None:
-            state.prompt_detokenizer = Detokenizer(self._tokenizer, skip_special_tokens=False)
-            self._add_prompt_token(state, self._plan.prompt_of(choice)[0], None)
-        for score in scores:
-            self._add_prompt_token(state, score.token_id, score)
+    def _prompt_writer(self, state: _State, choice: int) -> CompletionLogprobWriter:
+        if state.prompt_writer is None:
+            state.prompt_writer = CompletionLogprobWriter(
+                self._tokenizer, self._num_top or 0, skip_special_tokens=False
+            )
+            first = state.prompt_writer.first_prompt_token(self._plan.prompt_of(choice)[0])
+            if self._plan.num_hidden_tokens:  # the begin token is not in the echoed text
+                state.prompt_writer = CompletionLogprobWriter(
+                    self._tokenizer, self._num_top or 0, skip_special_tokens=False
+                )
+            state.prompt_logprobs.append(first)
+        return state.prompt_writer
 
-    def _add_prompt_token(self, state: _State, token_id: int, score: TokenLogprob | None) -> None:
-        assert state.prompt_detokenizer is not None
-        is_hidden = len(state.prompt.tokens) < self._plan.num_hidden_tokens
-        state.prompt.add(
-            self._format.text(token_id),
-            finite(score.logprob) if score else None,
-            self._format.top(score) if score else None,
-            state.num_prompt_chars,
-        )
-        if not is_hidden:
-            state.num_prompt_chars += len(state.prompt_detokenizer.push((token_id,)))
+    def _writer(self, state: _State) -> CompletionLogprobWriter:
+        if state.writer is None:
+            state.writer = CompletionLogprobWriter(
+                self._tokenizer, self._num_top or 0, skip_special_tokens=self._plan.skips_special_tokens
+            )
+        return state.writer
+
+    def _join_logprobs(self, parts: list[CompletionLogprobs]) -> dict[str, Any] | None:
+        if self._num_top is None:
+            return None
+        return CompletionLogprobs(
+            tokens=[token for part in parts for token in part.tokens],
+            token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],
+            top_logprobs=[top for part in parts for top in part.top_logprobs],
+            text_offset=[offset for part in parts for offset in part.text_offset],
+        ).as_dict()
+
+
+def _shifted(logprobs: CompletionLogprobs, num_chars: int) -> CompletionLogprobs:
+    """With every token `num_chars` further into the text."""
+    return dataclasses.replace(logprobs, text_offset=[offset + num_chars for offset in logprobs.text_offset])

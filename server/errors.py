@@ -11,10 +11,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine.errors import EngineDied, EngineUnavailable, GroupRefusedError, SlowConsumer
+from engine.errors import EngineDied, EngineError, EngineUnavailable, GroupAborted, GroupRefusedError, SlowConsumer
 from engine.messages import GroupRefused
 from scheduler.output import RefusalReason
+from server.chat import TemplateError
 from server.slo_request import InvalidSLO
+from server.text_worker import TextOverloaded, TextTimeout
 
 DEFAULT_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 100.0
@@ -156,6 +158,16 @@ def api_error(error: Exception) -> ApiError | None:
         return overloaded(str(error), "engine_died")
     if isinstance(error, SlowConsumer):
         return ApiError(408, str(error), kind="invalid_request_error", code="slow_client")
+    if isinstance(error, GroupAborted):
+        return overloaded(str(error), "aborted")
+    if isinstance(error, EngineError):
+        return server_error("the engine failed on this request", "engine_error")
     if isinstance(error, InvalidSLO):
         return invalid_request(error.message, error.param)
+    if isinstance(error, TextOverloaded):
+        return overloaded(str(error), "server_full")
+    if isinstance(error, TextTimeout):
+        return overloaded(str(error), "text_timeout")
+    if isinstance(error, TemplateError):
+        return invalid_request(str(error), error.param, "invalid_messages")
     return None

@@ -46,3 +46,6 @@ class GenerationPlan:
 
     def prompt_of(self, choice: int) -> tuple[int, ...]:
         return self.prompts[choice // self.n]
+
+    def echo_of(self, choice: int) -> str | None:
+        return None if self.echoed_texts is None else self.echoed_texts[choice // self.n]

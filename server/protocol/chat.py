@@ -11,17 +11,6 @@ from server.protocol.common import FinishReason, RequestBody, SamplingOptions, U
 
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 8192
-RESERVED_TEMPLATE_KEYS = frozenset(
-    # fmt: off
-    {
-        "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize",
-        "chat_template", "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding",
-        "truncation", "max_length", "tokenizer_kwargs", "bos_token", "eos_token", "raise_exception",
-        "strftime_now", "self", "context",
-    }
-    # fmt: on
-)
-"""Names that the server itself gives to the template; a request that could set them would override it."""
 
 
 class ContentPart(RequestBody):
@@ -72,8 +61,10 @@ class ChatMessage(RequestBody):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> ChatMessage:
@@ -81,17 +72,18 @@ class ChatMessage(RequestBody):
             raise PydanticCustomError("missing_content", "a message of role {role} needs content", {"role": self.role})
         return self
 
+    @property
+    def num_chars(self) -> int:
+        """Of its content."""
+        if self.content is None or isinstance(self.content, str):
+            return len(self.content or "")
+        return sum(len(part.as_text) for part in self.content)
+
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it: text content, and `system` for `developer`."""
+        """The message as chat templates know it: one text, and no nulls."""
         content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.as_text for part in content or ())
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+        message = self.model_dump(exclude_none=True)
+        message["content"] = content if isinstance(content, str) else "\n".join(part.as_text for part in content or ())
         return message
 
 
@@ -106,7 +98,7 @@ class TemplateOptions(RequestBody):
     continue_final_message: bool | None = None
     """Leave the last message open, for the model to go on with it."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the template, such as `enable_thinking`."""
+    """Variables of the template, such as `enable_thinking`; names that the server sets itself are refused."""
     chat_template: Any = None
     """Refused: a template is a program, and the model brings its own."""
 
@@ -115,16 +107,6 @@ class TemplateOptions(RequestBody):
     def _refuse_template(cls, value: Any) -> None:
         if is_given(value):
             raise PydanticCustomError("unsupported", "a template in the request is not accepted: the model's is used")
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _check_kwargs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        reserved = sorted(RESERVED_TEMPLATE_KEYS & set(value or ()))
-        if reserved:
-            raise PydanticCustomError(
-                "reserved_key", "{key} is set by the server and cannot be overridden", {"key": repr(reserved[0])}
-            )
-        return value
 
     @model_validator(mode="after")
     def _check_exclusive(self) -> TemplateOptions:

@@ -17,6 +17,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIAS_TOKENS = 1024
 
 Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -102,8 +103,8 @@ class SamplingOptions(UnsupportedFields):
     """Token ids, as decimal strings, to what is added to their logits."""
     seed: Int64 | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
@@ -120,6 +121,15 @@ class SamplingOptions(UnsupportedFields):
     service_tier: str | None = None
     slo: Any = None
     """{class, ttft_ms, tpot_ms, e2e_deadline_ms, degrade}"""
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _check_logit_bias_size(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS_TOKENS:
+            raise PydanticCustomError(
+                "too_long", "{count} tokens, at most {limit}", {"count": len(value), "limit": MAX_LOGIT_BIAS_TOKENS}
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> SamplingOptions:

@@ -1,0 +1,52 @@
+"""/openapi.json: FastAPI's document, with the bodies that the routes read themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from server.protocol.errors import ErrorBody
+
+_REF = "#/components/schemas/{model}"
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in {
+        400: "The request is wrong; `param` says where.",
+        401: "No valid API key was given.",
+        404: "No such model or URL.",
+        408: "The body came too slowly.",
+        413: "The body is too large.",
+        429: "The class asked for has no room; `retry-after` says when to come back.",
+        500: "A failure of the server.",
+        503: "The server is full, starting, draining, or its engine is away.",
+    }.items()
+}
+"""Answers that every guarded route may give."""
+
+
+def reads_body(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads a body of that type by itself."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def event_stream(chunk: type[BaseModel]) -> dict[str, Any]:
+    """The content of a 200 that is a stream where the request asks for one."""
+    return {"text/event-stream": {"schema": {"$ref": _REF.format(model=chunk.__name__)}}}
+
+
+def describe(app: FastAPI, models: tuple[type[BaseModel], ...]) -> Mapping[str, Any]:
+    """The document, with `models` among its components."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
+    )
+    _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in definitions["$defs"].items():
+        schemas.setdefault(name, schema)
+    return document
