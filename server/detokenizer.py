@@ -69,7 +69,7 @@ class _DecoderDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._context: list[int] = []  # its text was returned
         self._held: list[int] = []
 
@@ -78,7 +78,7 @@ class _DecoderDetokenizer:
         self._held = []
 
     def push(self, ids: Sequence[int]) -> str:
-        self._held += ids
+        self._held += [token_id for token_id in ids if token_id not in self._skipped]
         text = self._new_text()
         is_open = not text or text.endswith("\ufffd")
         return "" if is_open and len(self._held) <= _MAX_HELD_TOKENS else self._take(text)
@@ -95,4 +95,4 @@ class _DecoderDetokenizer:
         return after[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
