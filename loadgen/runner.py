@@ -90,11 +90,12 @@ class Runner:
         end_s = None if duration_s is None else started_s + duration_s
 
         async def work_off() -> None:
-            while not self._interrupted and (end_s is None or loop.time() < end_s):
-                planned = next(requests, None)
+            while not self._interrupted:
+                intended_s = loop.time()
+                planned = None if end_s is not None and intended_s >= end_s else next(requests, None)
                 if planned is None:
                     return
-                await self._send_one(planned, loop.time())
+                await self._send_one(planned, intended_s)
 
         for _ in range(self._config.concurrency or 1):
             self._start(work_off())

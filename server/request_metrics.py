@@ -21,6 +21,7 @@ REFUSAL_REASONS = (
     "engine_unavailable",
     "server_full",
     "slo_infeasible",
+    "text_timeout",
     OTHER_REASON,
 )
 """Label values of `headrace_requests_refused_total`; any other reason counts as the last."""

@@ -119,9 +119,9 @@ def find_miss(measured: Measured, targets: Targets) -> Outcome | None:
 
 
 def _class_targets(slo_class: SLOClass, slo: SLO, num_uncached_tokens: int) -> Targets:
-    tpot_s = slo.tpot_s if slo.tpot_s is not None else slo_class.tpot_s
+    tpot_s = slo.tpot_target_s(slo_class)
     return Targets(
-        ttft_s=slo.ttft_s if slo.ttft_s is not None else slo_class.ttft_s(num_uncached_tokens),
+        ttft_s=slo.ttft_target_s(slo_class, num_uncached_tokens),
         tpot_s=tpot_s,
         max_stall_s=max_stall_s(slo_class, tpot_s),
         e2e_s=slo.e2e_deadline_s,

@@ -88,7 +88,7 @@ def _admit_and_generate(draw: Draw, record: RequestRecord, slo: SLO) -> float:
             record.token(choice, now_s, draw(st.sampled_from([1, 1, 3])))
             if not draw(st.integers(0, 4)):
                 record.choice_finished(choice, "stop")
-    return now_s + draw(_times)
+    return float(now_s + draw(_times))
 
 
 # ---- the recomputation, from the definitions ----

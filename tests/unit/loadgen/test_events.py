@@ -1,0 +1,110 @@
+"""The events of a stream, as different servers send them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loadgen.events import StreamError, StreamReader, error_code, error_text, parse_data
+from loadgen.trace import Chunk, RequestTrace, TraceEnd
+from loadgen.workload import PlannedRequest
+
+
+def _trace() -> RequestTrace:
+    return RequestTrace(PlannedRequest(0, "a", 0.0, "hi", 1, 4), 0.0, 0.0)
+
+
+def _feed(*events: object) -> RequestTrace:
+    """Feed event i at time i + 1, then close at 99."""
+    trace = _trace()
+    reader = StreamReader(trace)
+    for index, event in enumerate(events):
+        reader.feed(event if isinstance(event, str) else json.dumps(event), index + 1.0)
+    reader.close(99.0)
+    return trace
+
+
+def test_lines_of_an_event_stream() -> None:
+    assert parse_data('data: {"a": 1}') == '{"a": 1}'
+    assert parse_data("data:[DONE]") == "[DONE]"
+    assert parse_data(": keep-alive") is None
+    assert parse_data("event: ping") is None
+    assert parse_data("") is None
+
+
+def test_a_chats_role_chunk_is_no_token() -> None:
+    trace = _feed(
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"content": None}}]},
+        {"choices": [{"delta": {"content": "b"}, "finish_reason": "stop"}], "service_tier": "flex"},
+        "[DONE]",
+    )
+    assert trace.chunks == [Chunk(2.0, 1), Chunk(4.0, 1)]
+    assert (trace.end, trace.finish_reason, trace.service_tier) == (TraceEnd.COMPLETED, "stop", "flex")
+
+
+def test_a_completions_text_and_a_chats_reasoning_are_tokens() -> None:
+    trace = _feed({"choices": [{"text": "a"}]}, {"choices": [{"delta": {"reasoning_content": "b"}}]}, "[DONE]")
+    assert [chunk.time_s for chunk in trace.chunks] == [1.0, 2.0]
+
+
+def test_usage_says_the_counts_and_null_usage_says_nothing() -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
+    trace = _feed({"choices": [{"text": "a"}], "usage": None}, {"choices": [], "usage": usage}, "[DONE]")
+    assert (trace.num_prompt_tokens, trace.num_cached_tokens, trace.num_output_tokens) == (10, 4, 7)
+    assert trace.num_uncached_tokens == 6
+
+
+def test_usage_with_every_chunk_says_how_many_tokens_each_carries() -> None:
+    trace = _feed(
+        *({"choices": [{"text": "x"}], "usage": {"prompt_tokens": 3, "completion_tokens": n}} for n in (1, 4, 6)),
+        "[DONE]",
+    )
+    assert [chunk.num_tokens for chunk in trace.chunks] == [1, 3, 2]
+
+
+def test_logprobs_say_how_many_tokens_a_chunk_carries() -> None:
+    trace = _feed(
+        {"choices": [{"delta": {"content": "ab"}, "logprobs": {"content": [{}, {}]}}]},
+        {"choices": [{"text": "abc", "logprobs": {"tokens": ["a", "b", "c"]}}]},
+        "[DONE]",
+    )
+    assert [chunk.num_tokens for chunk in trace.chunks] == [2, 3]
+
+
+def test_without_usage_the_chunks_are_the_tokens() -> None:
+    trace = _feed({"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, "[DONE]")
+    assert trace.num_output_tokens == 2
+    assert trace.num_uncached_tokens == trace.planned.num_prompt_tokens
+
+
+def test_a_finish_reason_completes_a_stream_without_done_and_nothing_else_does() -> None:
+    assert _feed({"choices": [{"text": "a", "finish_reason": "length"}]}).end is TraceEnd.COMPLETED
+    broken = _feed({"choices": [{"text": "a"}]})
+    assert broken.end is TraceEnd.FAILED
+    assert broken.error == "the stream broke off before its finish reason"
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_stream_that_the_server_aborts_has_failed(reason: str) -> None:
+    assert _feed({"choices": [{"text": "", "finish_reason": reason}]}, "[DONE]").end is TraceEnd.FAILED
+
+
+@pytest.mark.parametrize(
+    ("event", "tells"),
+    [("{", "not JSON"), ("[1]", "not an object"), ({"error": {"message": "it\n died"}}, "inside the stream: it died")],
+)
+def test_what_is_no_event_is_an_error(event: object, tells: str) -> None:
+    with pytest.raises(StreamError, match=tells):
+        _feed(event)
+
+
+def test_error_bodies_of_several_shapes() -> None:
+    nested = {"error": {"message": "full", "code": "class_queue_full"}}
+    assert (error_text(nested), error_code(nested)) == ("full", "class_queue_full")
+    assert (error_text({"error": "down"}), error_code({"error": "down"})) == ("down", None)
+    assert (error_text("<html>"), error_code("<html>")) == ("<html>", None)
+    assert (error_text({"message": "flat", "code": 400}), error_code({"error": {"code": 400}})) == ("flat", None)
+    assert len(error_text("x" * 5000)) == 200
