@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from engine.config import EngineConfig
+from loadgen.config import BenchConfig
+from scheduler.config import SchedulerConfig
+from server.command_line import Typed, command_of
+from server.config import ServerConfig
 from server.known_model import DEFAULT_ALIAS
+from server.option import options_of
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from server.model_source import ModelPaths
+
+logger = logging.getLogger(__name__)
+EXIT_USAGE = 2
+_LOG_COLUMNS = 120
+
+SERVE_OPTIONS = options_of(ServerConfig, EngineConfig, SchedulerConfig, without={"model_path"})
+BENCH_OPTIONS = options_of(BenchConfig, without={"url"})
 _MODEL_HELP = f"Directory, GGUF file, hub id or alias; default: {DEFAULT_ALIAS}."
+_SERVE_HELP = (
+    "Serve a model over the OpenAI API. Every option is also a variable (--port is HEADRACE_PORT) and a key of the "
+    "--config file; the command line wins over the variable, the variable over the file."
+)
+
+_BENCH_HELP = (
+    "Load a server and show, by latency class, how many requests met their targets. Times are measured from the "
+    "moment a request should have been sent. The key may also be in HEADRACE_API_KEY."
+)
 
 app = typer.Typer(
     name="headrace",
@@ -27,6 +56,14 @@ def main() -> None:
 def _fail(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"headrace: {message}", err=True)
     raise typer.Exit(code)
+
+
+def _console() -> Console:
+    """Standard error; lines of a log file are wider than rich's guess."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console if console.is_terminal else Console(stderr=True, width=_LOG_COLUMNS)
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,15 +88,92 @@ def pull_command(
     model: Annotated[str, typer.Argument(help=_MODEL_HELP, show_default=False)] = DEFAULT_ALIAS,
 ) -> None:
     """Fetch a model into the cache ($HEADRACE_CACHE, else ~/.cache/headrace) and verify it."""
-    from rich.console import Console
-
     from server.model_error import ModelError
     from server.model_source import pull
     from server.pull_progress import pull_progress
 
     try:
-        with pull_progress(model, Console(stderr=True)) as events:
+        with pull_progress(model, _console()) as events:
             paths = pull(model, events=events)
     except ModelError as error:
         _fail(str(error))
     typer.echo(str(paths.path))
+
+
+def _serve(model: str | None, config_path: Path | None, typed: Typed) -> None:
+    given = typed if model is None else {**typed, "model": model}
+    from server.layout_check import ForeignPackageError, check_layout
+    from server.listener import ListenError, listen
+    from server.log_setup import set_up_logging
+    from server.model_error import ModelError
+    from server.settings import SettingsError, load_settings, unknown_variables
+    from server.slo_table import SLOTableError, load_slo_classes
+
+    console = _console()
+    try:
+        settings = load_settings(SERVE_OPTIONS, given, os.environ, config_path or _config_variable())
+        server = settings.build(ServerConfig)
+        scheduler = settings.build(SchedulerConfig)
+        classes = load_slo_classes(server.classes_path, server.default_class)
+    except (SettingsError, SLOTableError) as error:
+        _fail(str(error), EXIT_USAGE)
+    set_up_logging(server.log_level)
+    for line in unknown_variables(SERVE_OPTIONS, os.environ):
+        logger.warning(line)
+    try:
+        check_layout()
+        listener = listen(server.host, server.port)
+        paths = _resolve(server.model, console)
+        engine = settings.build(EngineConfig, model_path=str(paths.path))
+    except (ForeignPackageError, ListenError, ModelError) as error:
+        _fail(str(error))
+    except SettingsError as error:
+        _fail(str(error), EXIT_USAGE)
+
+    # Here and not above: these take a second to import, and the errors above should not wait for that.
+    from server.composition import ServeConfig
+    from server.serve import ServeError, serve
+
+    try:
+        model_id = server.served_model_name or paths.served_id
+        serve(ServeConfig(server, engine, scheduler, classes, model_id), listener, console)
+    except ServeError as error:
+        _fail(str(error))
+
+
+def _config_variable() -> Path | None:
+    path = os.environ.get("HEADRACE_CONFIG")
+    return Path(path) if path else None
+
+
+def _resolve(name: str, console: Console) -> ModelPaths:
+    """Raises ModelError: the model is not here and cannot be fetched."""
+    from server.model_error import ModelNotCachedError
+    from server.model_source import pull, resolve_model
+    from server.pull_progress import pull_progress
+
+    try:
+        return resolve_model(name)
+    except ModelNotCachedError:
+        with pull_progress(name, console) as events:
+            return pull(name, events=events)
+
+
+def _bench(url: str | None, _config_path: Path | None, typed: Typed) -> None:
+    from loadgen.bench import main_bench
+    from server.settings import SettingsError, load_settings
+
+    assert url is not None  # required on the command line
+    # The key may come from the environment, where other users of the machine do not see it.
+    environ = {name: value for name, value in os.environ.items() if name == "HEADRACE_API_KEY"}
+    try:
+        config = load_settings(BENCH_OPTIONS, typed, environ, None).build(BenchConfig, url=url)
+    except SettingsError as error:
+        _fail(str(error), EXIT_USAGE)
+    raise typer.Exit(main_bench(config))
+
+
+app.command("serve", help=_SERVE_HELP)(command_of(SERVE_OPTIONS, _serve, "[MODEL]", _MODEL_HELP, takes_config=True))
+app.command("bench", help=_BENCH_HELP)(
+    command_of(BENCH_OPTIONS, _bench, "URL", "Of the server, with or without /v1.", is_required=True)
+)

@@ -19,28 +19,45 @@ _METAVARS: dict[OptionKind, str] = {
     OptionKind.LIST: "TEXT",
 }
 
-Run = Callable[[str | None, Path | None, Mapping[str, Any]], None]
-"""Called with the MODEL, the --config file and option key → what was typed (only what was)."""
+Typed = Mapping[str, Any]
+"""Option key → what was typed; only what was."""
 
 
-def command_of(options: tuple[Option, ...], run: Run, model_help: str) -> Callable[..., None]:
-    """A function that typer turns into a command with `MODEL`, `--config` and one option for each of `options`."""
+def command_of(
+    options: tuple[Option, ...],
+    run: Callable[[str | None, Path | None, Typed], None],
+    argument: str,
+    argument_help: str,
+    *,
+    is_required: bool = False,
+    takes_config: bool = False,
+) -> Callable[..., None]:
+    """A function that typer turns into a command with one positional argument and one option for each of `options`.
 
-    def command(model: str | None, config: Path | None, **typed: Any) -> None:
-        run(model, config, {key: value for key, value in typed.items() if value is not None and value != []})
+    Args:
+        run: called with the argument, the file of `--config` and what was typed.
+        argument: the positional argument's name, such as MODEL.
+        takes_config: there is an option `--config FILE`.
+    """
 
-    config_option = typer.Option("--config", help="TOML file of options: `name = value`.", dir_okay=False)
-    parameters = [
-        _parameter("model", Annotated[str | None, typer.Argument(help=model_help, show_default=False)]),
-        _parameter("config", Annotated[Path | None, config_option]),
-        *(_parameter(option.key, _annotation(option)) for option in options),
-    ]
+    def command(**given: Any) -> None:
+        positional, config = given.pop("positional"), given.pop("config", None)
+        run(positional, config, {key: value for key, value in given.items() if value is not None and value != []})
+
+    shown = typer.Argument(help=argument_help, metavar=argument, show_default=False)
+    kind = str if is_required else str | None
+    parameters = [_parameter("positional", Annotated[kind, shown], is_required=is_required)]
+    if takes_config:
+        file = typer.Option("--config", help="TOML file of options: `name = value`.", metavar="FILE", dir_okay=False)
+        parameters.append(_parameter("config", Annotated[Path | None, file]))
+    parameters += [_parameter(option.key, _annotation(option)) for option in options]
     cast(Any, command).__signature__ = inspect.Signature(parameters)
     return command
 
 
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _parameter(name: str, annotation: Any, *, is_required: bool = False) -> inspect.Parameter:
+    default = inspect.Parameter.empty if is_required else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _annotation(option: Option) -> Any:

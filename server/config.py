@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from server.known_model import DEFAULT_ALIAS
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP process. `metadata` holds the command line's help, bounds and, where it differs, the option's name."""
 
+    model: str = dataclasses.field(
+        default=DEFAULT_ALIAS, metadata={"help": "Model to serve: a directory, a GGUF file, a hub id or an alias."}
+    )
     host: str = dataclasses.field(default="127.0.0.1", metadata={"help": "Address to listen on."})
     port: int = dataclasses.field(
         default=8000, metadata={"help": "Port to listen on; 0 takes a free one.", "min": 0, "max": 65535}

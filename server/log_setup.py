@@ -15,5 +15,5 @@ def set_up_logging(level: str) -> None:
         force=True,
     )
     # At INFO these tell of every request and of every connection; ours are told by metrics and the request log.
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio"):
+    for noisy in ("uvicorn", "uvicorn.error", "httpx", "httpcore", "urllib3", "filelock", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import keyword
 import types
 import typing
 from collections.abc import Iterable
@@ -48,12 +49,13 @@ class Option:
     @property
     def key(self) -> str:
         """The name as a Python identifier."""
-        return self.name.replace("-", "_")
+        key = self.name.replace("-", "_")
+        return key + "_" if keyword.iskeyword(key) else key
 
     @property
     def variable(self) -> str:
         """The environment variable."""
-        return "HEADRACE_" + self.key.upper()
+        return "HEADRACE_" + self.name.replace("-", "_").upper()
 
     @property
     def default_text(self) -> str | None:

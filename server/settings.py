@@ -24,7 +24,7 @@ from server.option import Option, OptionKind
 
 Config = TypeVar("Config")
 _PREFIX = "HEADRACE_"
-_NOT_OPTIONS = frozenset({"HEADRACE_CACHE"})
+_NOT_OPTIONS = frozenset({"HEADRACE_CACHE", "HEADRACE_CONFIG"})
 """Variables that are read elsewhere."""
 
 
@@ -104,16 +104,16 @@ def read_toml(path: Path, options: Iterable[Option]) -> dict[str, Any]:
         raise SettingsError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"--config {path} is not valid TOML: {error}") from error
-    known = {option.key: option.name for option in options}
-    values = {name.replace("-", "_"): value for name, value in table.items()}
+    keys = {option.name: option.key for option in options}
+    values = {name.replace("_", "-"): value for name, value in table.items()}
     unknown = [
-        f"{path}: unknown key {name!r}{_did_you_mean(name.replace('_', '-'), known.values())}"
+        f"{path}: unknown key {name!r}{_did_you_mean(name.replace('_', '-'), keys)}"
         for name in table
-        if name.replace("-", "_") not in known
+        if name.replace("_", "-") not in keys
     ]
     if unknown:
         raise SettingsError("\n".join(unknown))
-    return values
+    return {keys[name]: value for name, value in values.items()}
 
 
 def _settings_type(options: tuple[Option, ...], environ: Mapping[str, str], toml: dict[str, Any]) -> type[BaseSettings]:

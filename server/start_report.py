@@ -7,24 +7,23 @@ from rich.table import Table
 
 from engine.messages import Ready
 from scheduler.slo import SLOClass, SLOClasses
-from server.byte_size import format_byte_size
 
 
 def show_start(console: Console, url: str, served_id: str, ready: Ready, classes: SLOClasses) -> None:
     """Write the report; plain lines where the console is no terminal."""
     tokens = ready.num_blocks * ready.block_size
     facts = (
-        ("model", f"{served_id}, {ready.dtype} on {ready.device}, {format_byte_size(ready.weights_bytes)} of weights"),
+        ("model", f"{served_id}, {ready.dtype} on {ready.device}, {_mib(ready.weights_bytes)} of weights"),
         (
             "KV cache",
-            f"{format_byte_size(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
+            f"{_mib(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
             f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
         ),
         ("compute", f"{ready.threads} threads; ready after {ready.load_s:.1f} s"),
     )
     console.print(f"Headrace answers at {url}", style="bold", highlight=False)
     for name, fact in facts:
-        console.print(f"  {name:<9}{fact}", highlight=False)
+        console.print(f"  {name:<9}{fact}", highlight=False, soft_wrap=True)
     console.print(_class_table(classes))
 
 
@@ -51,3 +50,7 @@ def _goal(c: SLOClass) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds:g} s" if seconds >= 1.0 else f"{seconds * 1000:g} ms"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"
