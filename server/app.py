@@ -24,7 +24,7 @@ from server.errors import ApiError, api_error, invalid_request, shortened
 from server.lifecycle import DrainGate
 from server.limits import BodyLimits
 from server.loop_lag import watch_loop_lag
-from server.openapi import describe
+from server.openapi import DocumentedApi
 from server.protocol.chat import ChatCompletionChunk, ChatRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -75,7 +75,8 @@ def create_app(service: Service, background: Background = contextlib.nullcontext
                 with contextlib.suppress(asyncio.CancelledError):
                     await lag_watch
 
-    app = FastAPI(
+    app = DocumentedApi(
+        _BODIES,
         title="Headrace",
         version=service.version,
         description="OpenAI-compatible inference with latency classes.",
@@ -89,8 +90,6 @@ def create_app(service: Service, background: Background = contextlib.nullcontext
     )
     for routes in _ROUTERS:
         app.include_router(routes(service))
-    document = describe(app, _BODIES)
-    app.openapi_schema = dict(document)
     return app
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from server.protocol.errors import ErrorBody
 
@@ -40,13 +38,21 @@ def event_stream(chunk: type[BaseModel]) -> dict[str, Any]:
     return {"text/event-stream": {"schema": {"$ref": _REF.format(model=chunk.__name__)}}}
 
 
-def describe(app: FastAPI, models: tuple[type[BaseModel], ...]) -> Mapping[str, Any]:
-    """The document, with `models` among its components."""
-    document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
-    )
-    _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for name, schema in definitions["$defs"].items():
-        schemas.setdefault(name, schema)
-    return document
+class DocumentedApi(FastAPI):
+    """FastAPI whose document also has the types of `bodies`; made when it is first asked for."""
+
+    def __init__(self, bodies: tuple[type[BaseModel], ...], **options: Any) -> None:
+        super().__init__(**options)
+        self._bodies = bodies
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            inputs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(body, "validation") for body in self._bodies]
+            _, definitions = models_json_schema(inputs, ref_template=_REF)
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for name, schema in definitions["$defs"].items():
+                schemas.setdefault(name, schema)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
