@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +22,18 @@ def real_model_path() -> Path:
     from server.model_source import resolve_model  # the cache only: tests never use a network
 
     return resolve_model("smollm2-135m").path
+
+
+@pytest.fixture(scope="session")
+def real_transformers_model(real_model_path: Path) -> Any:
+    """The default model as transformers dequantizes it from the same file, float32; takes 12 s to load."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        real_model_path.parent,
+        gguf_file=real_model_path.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    return model.eval()
