@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from kernels.rotary import RopeScaling
 
@@ -46,8 +47,9 @@ class ModelConfig:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}, it must be even: rotary embedding turns pairs")
-        if self.rms_norm_eps <= 0 or self.rope_theta <= 0:
-            raise ValueError(f"rms_norm_eps ({self.rms_norm_eps}) and rope_theta ({self.rope_theta}) must be positive")
+        for name, number in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)):
+            if not (math.isfinite(number) and number > 0):
+                raise ValueError(f"{name} is {number}, it must be positive and finite")
 
     @property
     def query_size(self) -> int:
