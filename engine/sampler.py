@@ -160,17 +160,18 @@ def token_logprobs(
         token_ids: [R] int64, the chosen or given token of each row.
         num_top: tokens each row reports, at most as many as were scored.
     """
-    own = _finite(logprobs.gather(1, token_ids[:, None]).squeeze(1))
-    tops, ids = _finite(top_logprobs), top_ids.tolist()
+    own: list[float] = _floored(logprobs.gather(1, token_ids[:, None]).squeeze(1)).tolist()
+    tops: list[list[float]] = _floored(top_logprobs).tolist()
+    ids: list[list[int]] = top_ids.tolist()
     return [
         TokenLogprob(token_id, own[row], tuple(ids[row][:count]), tuple(tops[row][:count]))
         for row, (token_id, count) in enumerate(zip(token_ids.tolist(), num_top, strict=True))
     ]
 
 
-def _finite(values: Tensor) -> list:  # type: ignore[type-arg]
-    """As Python numbers, none below the floor, none NaN or infinite."""
-    return values.nan_to_num(nan=LOGPROB_FLOOR, neginf=LOGPROB_FLOOR).clamp_(min=LOGPROB_FLOOR).tolist()
+def _floored(values: Tensor) -> Tensor:
+    """No value below the floor, none NaN or infinite."""
+    return values.nan_to_num(nan=LOGPROB_FLOOR, neginf=LOGPROB_FLOOR).clamp_(min=LOGPROB_FLOOR)
 
 
 def _describe(peak: float) -> str:

@@ -151,6 +151,23 @@ def test_a_row_is_drawn_alike_in_every_batch() -> None:
             assert torch.equal(drawn(logits[part], uniform[part], 0.8, **subset), together[part])
 
 
+def test_the_path_of_other_devices_chooses_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run here on the CPU: torch's order statistics in the place of numpy's."""
+    generator = torch.Generator().manual_seed(7)
+    rows, vocab_size = 24, 9000
+    logits = torch.randn(rows, vocab_size, generator=generator) * torch.linspace(0.01, 5, rows)[:, None]
+    uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
+    options = {
+        "top_k": torch.randint(1, 10_000, (rows,), generator=generator),
+        "top_p": torch.rand(rows, generator=generator, dtype=torch.float64),
+        "min_p": torch.rand(rows, generator=generator) * 0.01,
+    }
+    with_numpy = drawn(logits, uniform, **options), argmax_rows(logits)[0], argmax_rows(logits)[1]
+    monkeypatch.setattr("kernels.sampling._is_on_host", lambda values: False)
+    with_torch = drawn(logits, uniform, **options), argmax_rows(logits)[0], argmax_rows(logits)[1]
+    assert all(torch.equal(a, b) for a, b in zip(with_numpy, with_torch, strict=True))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_probabilities_have_the_same_bits_in_every_batch(threads: int) -> None:
     """What `draw` rests on: softmax and cumulative sums that do not depend on the number of rows."""
