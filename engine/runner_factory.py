@@ -71,7 +71,12 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     engine, scheduler = config.engine, config.scheduler
     threads = compute_threads(engine.threads, os.environ)
     torch.set_num_threads(threads)
-    model = load_model(engine.model_path, engine.dtype, lambda fraction: report("loading weights", fraction))
+    model = load_model(
+        engine.model_path,
+        engine.dtype,
+        lambda fraction: report("loading weights", fraction),
+        batch_invariant=engine.batch_invariant,
+    )
     dtype = model.decoder.dtype
     num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
     limit = max_model_len(
