@@ -72,7 +72,7 @@ class Scheduler:
         self._running = RunningSet()
         self._steps = StepsInFlight(MAX_UNUPDATED_STEPS, self._kv.pool)
         self._admission = AdmissionControl(config, classes, num_blocks, max_model_len, self._watermark_blocks)
-        self._preemption = Preemption(config, self._running, self._kv.pool, self._watermark_blocks)
+        self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks)
         self._counters = SchedulerCounters()
         self._next_step_id = 0
 
