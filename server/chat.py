@@ -11,7 +11,7 @@ import jinja2
 
 from server.special_tokens import unused_noncharacter
 from server.template_sandbox import RenderTimeout, TemplateSandbox, literal_text, render_bounded
-from server.tokenizer import Tokenizer, replace_surrogates
+from server.tokenizer import PromptTooLong, Tokenizer, replace_surrogates
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RESERVED_KWARGS = frozenset(
@@ -90,16 +90,16 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         kwargs: Mapping[str, Any],
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """The prompt's token ids; arguments and errors as for `render_text`."""
-        return self.encode(
-            self.render_text(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                kwargs=kwargs,
-            )
+        """The prompt's token ids; arguments and errors as for `render_text` and `encode`."""
+        prompt = self.render_text(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=kwargs,
         )
+        return self.encode(prompt, max_tokens=max_tokens)
 
     def render_text(
         self,
@@ -136,14 +136,16 @@ class ChatTemplate:
             text = _cut_at_tail(text, final["content"], marks.tail)
         return RenderedPrompt(text, marks.inside if marks.is_used else "")
 
-    def encode(self, prompt: RenderedPrompt) -> list[int]:
+    def encode(self, prompt: RenderedPrompt, *, max_tokens: int | None = None) -> list[int]:
         """The token ids of a rendered prompt; no begin token but the template's own is added.
 
         Raises:
+            PromptTooLong: there are more than `max_tokens`.
             TemplateError: a message spells a special token that the tokenizer cannot write as plain text.
         """
         if not prompt.marker:
-            return self._tokenizer.encode(prompt.text, add_special_tokens=False, parse_special=True)
+            return self._encode(prompt.text, parse_special=True, max_tokens=max_tokens)
+        self._tokenizer.check_length(prompt.plain_text, max_tokens)
         ids: list[int] = []
         for piece in self._tokenizer.special_tokens.split(prompt.text, prompt.marker):
             if isinstance(piece, int):
@@ -151,8 +153,15 @@ class ChatTemplate:
             elif ids:
                 ids += self._checked(self._tokenizer.encode_continuation(piece))
             else:
-                ids += self._checked(self._tokenizer.encode(piece, add_special_tokens=False, parse_special=False))
+                ids += self._checked(self._encode(piece, parse_special=False, max_tokens=max_tokens))
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise PromptTooLong(len(ids), max_tokens, is_exact=True)
         return ids
+
+    def _encode(self, text: str, *, parse_special: bool, max_tokens: int | None) -> list[int]:
+        return self._tokenizer.encode(
+            text, add_special_tokens=False, parse_special=parse_special, max_tokens=max_tokens
+        )
 
     def _checked(self, plain_ids: list[int]) -> list[int]:
         """The ids of plain text: none of them is special, but for the one of unknown text."""

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from server.chat import ChatTemplate
+from server.tokenizer import PromptTooLong as PromptTooLong  # what `encode` and `render` raise
 from server.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -20,15 +21,6 @@ class TextOverloaded(RuntimeError):
 
 class TextTimeout(RuntimeError):
     """A text waited or took too long."""
-
-
-class PromptTooLong(ValueError):
-    """A text is certain to have more tokens than allowed; it was not encoded."""
-
-    def __init__(self, min_num_tokens: int, max_tokens: int) -> None:
-        super().__init__(f"the prompt has at least {min_num_tokens} tokens, the limit is {max_tokens}; shorten it")
-        self.min_num_tokens = min_num_tokens
-        self.max_tokens = max_tokens
 
 
 class TextWorkers:
@@ -76,13 +68,12 @@ class TextWorkers:
         """See `Tokenizer.encode`.
 
         Raises:
-            PromptTooLong: the text is certain to exceed `max_tokens`; a text that is not may exceed it all the same.
+            PromptTooLong: it has more than `max_tokens` tokens.
             TextOverloaded, TextTimeout: see there.
         """
         return await self._run(
             functools.partial(
-                _encode_bounded,
-                self.tokenizer,
+                self.tokenizer.encode,
                 text,
                 add_special_tokens=add_special_tokens,
                 parse_special=parse_special,
@@ -115,9 +106,7 @@ class TextWorkers:
             raise ValueError("the model has no chat template; use the completions endpoint")
         return await self._run(
             functools.partial(
-                _render_bounded,
-                self.chat_template,
-                self.tokenizer,
+                self.chat_template.render,
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -137,41 +126,3 @@ class TextWorkers:
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             raise TextTimeout(f"the text was not tokenized within {self._timeout_s:g} s; send less") from None
-
-
-def _encode_bounded(
-    tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, parse_special: bool, max_tokens: int | None
-) -> list[int]:
-    """`Tokenizer.encode` after `check_length`."""
-    check_length(tokenizer, text, max_tokens)
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
-
-
-def _render_bounded(
-    chat_template: ChatTemplate,
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    kwargs: Mapping[str, Any],
-    max_tokens: int | None,
-) -> list[int]:
-    """`ChatTemplate.render` with `check_length` between text and tokens."""
-    prompt = chat_template.render_text(
-        messages,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        kwargs=kwargs,
-    )
-    check_length(tokenizer, prompt.plain_text, max_tokens)
-    return chat_template.encode(prompt)
-
-
-def check_length(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> None:
-    """Raises PromptTooLong: `text` cannot have as few as `max_tokens` tokens."""
-    if max_tokens is None:
-        return
-    at_least = tokenizer.min_num_tokens(text)
-    if at_least > max_tokens:
-        raise PromptTooLong(at_least, max_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +15,21 @@ from server.gguf_tokenizer import load_gguf_tokenizer
 from server.hf_tokenizer import load_hf_tokenizer
 from server.special_tokens import NONCHARACTERS, SpecialToken, SpecialTokens
 from server.token_pieces import TokenPieces, pieces_of
-from server.tokenizer_parts import TokenizerError, TokenizerParts
+from server.tokenizer_parts import TokenizerParts
+
+_SURROGATE_WINDOW_CHARS = 1 << 14
+
+
+class PromptTooLong(ValueError):
+    """A text has more tokens than allowed."""
+
+    def __init__(self, min_num_tokens: int, max_tokens: int, *, is_exact: bool) -> None:
+        number = str(min_num_tokens) if is_exact else f"at least {min_num_tokens}"
+        super().__init__(f"the prompt has {number} tokens, the limit is {max_tokens}; shorten it")
+        self.min_num_tokens = min_num_tokens
+        """Its number of tokens, or fewer where it was refused before encoding."""
+        self.max_tokens = max_tokens
+        self.is_exact = is_exact
 
 
 class Tokenizer:
@@ -58,20 +72,27 @@ class Tokenizer:
         path = Path(path)
         return cls(load_hf_tokenizer(path) if path.is_dir() else load_gguf_tokenizer(path))
 
-    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special: bool, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of `text`; a lone surrogate counts as U+FFFD.
 
         Args:
             add_special_tokens: put the begin (and end) token around it where the model wants them.
             parse_special: a special token's text is that token; otherwise it is encoded like any other text.
+            max_tokens: how many ids there may be.
+
+        Raises:
+            PromptTooLong: there are more than `max_tokens`; where the length of the text shows it, nothing is encoded.
         """
+        self.check_length(text, max_tokens)
         backend = self._backend if parse_special else self._plain
-        ids = _encode(backend, replace_surrogates(text), add_special_tokens)
+        ids = _encode(backend, replace_surrogates(text), add_special_tokens, max_tokens)
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
 
     def encode_continuation(self, text: str) -> list[int]:
         """Token ids of `text` as plain text that stands behind a special token, not at the start of a prompt."""
-        return _encode(self._plain, self._anchor + replace_surrogates(text), False)[1:]
+        return _encode(self._plain, self._anchor + replace_surrogates(text), False, None)[1:]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of `ids`: their bytes read as UTF-8, with U+FFFD for what is none. Unknown ids are skipped."""
@@ -117,6 +138,14 @@ class Tokenizer:
         num_bytes = len(text.encode("utf-8", errors="replace"))
         return -(-num_bytes // self._max_bytes_per_token)
 
+    def check_length(self, text: str, max_tokens: int | None) -> None:
+        """Raises PromptTooLong: `text` is certain to have more than `max_tokens` tokens."""
+        if max_tokens is None or len(text) <= max_tokens:
+            return
+        at_least = self.min_num_tokens(text)
+        if at_least > max_tokens:
+            raise PromptTooLong(at_least, max_tokens, is_exact=False)
+
     def _is_known(self, token_id: int) -> bool:
         return 0 <= token_id < 2**32
 
@@ -144,12 +173,30 @@ def replace_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return "".join(map(_without_surrogates, _windows(text)))
     return text
 
 
-def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+def _windows(text: str) -> Iterator[str]:
+    """Pieces of `text`, none of which ends inside a surrogate pair: the conversion holds the interpreter."""
+    start = 0
+    while start < len(text):
+        end = start + _SURROGATE_WINDOW_CHARS
+        if "\ud800" <= text[end - 1 : end] <= "\udbff":
+            end += 1
+        yield text[start:end]
+        start = end
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+    encoding = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    if max_tokens is not None and len(encoding) > max_tokens:  # before a list is made of what may be millions
+        raise PromptTooLong(len(encoding), max_tokens, is_exact=True)
+    ids: list[int] = encoding.ids
     return ids
 
 
@@ -197,6 +244,3 @@ def _normalizer_shrink(backend: tokenizers.Tokenizer) -> int | None:
         elif step["type"] != "Prepend":
             return None
     return factor
-
-
-__all__ = ["Tokenizer", "TokenizerError", "replace_surrogates"]

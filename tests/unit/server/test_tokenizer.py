@@ -141,6 +141,11 @@ def test_lone_surrogates_become_the_replacement_character(text: str, expected: s
         assert tokenizer.decode(ids, skip_special_tokens=False) == expected
 
 
+def test_surrogates_in_long_texts_are_replaced_window_by_window() -> None:
+    text = "a" + "\ud83d\ude00" * 30_000 + "\ud83d"
+    assert replace_surrogates(text) == "a" + "😀" * 30_000 + "\ufffd"
+
+
 def test_bytes_of_all_tokens_are_the_text() -> None:
     text = "the fox 😀 <think> 漢字"
     for tokenizer in (tiny_gpt2(), tiny_spm(add_space_prefix=False)):
