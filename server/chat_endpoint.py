@@ -9,9 +9,9 @@ from server.errors import invalid_request
 from server.generation_plan import GenerationPlan
 from server.protocol.chat import ChatRequest
 from server.queue_places import CHARS_PER_TOKEN
-from server.sampling_options import at_least_too_long, check_token_ids, fit_max_tokens, sampling_params
+from server.sampling_options import check_token_ids, fit_max_tokens, prompt_too_long, sampling_params
 from server.service import Service
-from server.text_worker import PromptTooLong
+from server.tokenizer import PromptTooLong
 
 
 class ChatEndpoint:
@@ -44,7 +44,7 @@ class ChatEndpoint:
                 max_tokens=ready.max_model_len,
             )
         except PromptTooLong as error:
-            raise at_least_too_long(error, body.asked_max_tokens or 1, "messages") from None
+            raise prompt_too_long(error, body.asked_max_tokens or 1, "messages") from None
         if not prompt:
             raise invalid_request("the chat template makes an empty prompt of these messages", "messages")
         max_tokens = fit_max_tokens(body.asked_max_tokens, len(prompt), ready, "messages")

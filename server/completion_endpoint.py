@@ -11,9 +11,9 @@ from server.errors import invalid_request
 from server.generation_plan import GenerationPlan
 from server.protocol.completions import CompletionRequest, Prompts
 from server.queue_places import CHARS_PER_TOKEN
-from server.sampling_options import at_least_too_long, check_token_ids, fit_max_tokens, sampling_params
+from server.sampling_options import check_token_ids, fit_max_tokens, prompt_too_long, sampling_params
 from server.service import Service
-from server.text_worker import PromptTooLong
+from server.tokenizer import PromptTooLong
 
 
 class CompletionEndpoint:
@@ -78,7 +78,7 @@ class CompletionEndpoint:
                 max_tokens=ready.max_model_len,
             )
         except PromptTooLong as error:
-            raise at_least_too_long(error, body.asked_max_tokens, "prompt") from None
+            raise prompt_too_long(error, body.asked_max_tokens, "prompt") from None
         if not ids:
             raise invalid_request("the tokenizer makes no token of this prompt", "prompt")
         return tuple(ids)

@@ -12,7 +12,10 @@ from server.protocol.errors import ErrorBody
 
 _REF = "#/components/schemas/{model}"
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
+    status: {
+        "description": text,
+        "content": {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}},
+    }
     for status, text in {
         400: "The request is wrong; `param` says where.",
         401: "No valid API key was given.",
@@ -49,7 +52,8 @@ class DocumentedApi(FastAPI):
         """The document, made once."""
         if self.openapi_schema is None:
             document = super().openapi()
-            inputs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(body, "validation") for body in self._bodies]
+            models: tuple[type[BaseModel], ...] = (ErrorBody, *self._bodies)
+            inputs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
             _, definitions = models_json_schema(inputs, ref_template=_REF)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             for name, schema in definitions["$defs"].items():

@@ -8,7 +8,7 @@ from engine.messages import Ready
 from engine.sampling_params import SamplingParams
 from server.errors import ApiError, context_length_exceeded, invalid_request, shortened
 from server.protocol.common import INT64_MAX, SamplingOptions
-from server.text_worker import PromptTooLong
+from server.tokenizer import PromptTooLong
 
 MIN_TOP_P = 1e-6
 """Stands for a top_p of 0: the most probable token alone."""
@@ -46,10 +46,11 @@ def fit_max_tokens(asked: int | None, num_prompt_tokens: int, ready: Ready, para
     return limit - num_prompt_tokens if asked is None else asked
 
 
-def at_least_too_long(error: PromptTooLong, num_output: int, param: str) -> ApiError:
-    """The same 400 for a text that is so long that it was not even tokenized."""
+def prompt_too_long(error: PromptTooLong, num_output: int, param: str) -> ApiError:
+    """The same 400 for a text that was given up while or before it was tokenized."""
     num_prompt = error.min_num_tokens
-    return _too_long(error.max_tokens, f"at least {num_prompt}", num_prompt + num_output, num_output, param)
+    told = str(num_prompt) if error.is_exact else f"at least {num_prompt}"
+    return _too_long(error.max_tokens, told, num_prompt + num_output, num_output, param)
 
 
 def _too_long(limit: int, num_prompt: str, num_total: int, num_output: int, param: str) -> ApiError:

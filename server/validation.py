@@ -30,6 +30,7 @@ _CODES = {
 
 def invalid_body(details: Sequence[Mapping[str, Any]]) -> ApiError:
     """The 400 for pydantic's error details; the first one gives `param` and `code`."""
+    details = _without_other_forms(details[: 4 * MAX_ERRORS])
     texts = list(dict.fromkeys(_describe(detail) for detail in details[:MAX_ERRORS]))
     if len(details) > MAX_ERRORS:
         texts.append(f"and {len(details) - MAX_ERRORS} more")
@@ -37,6 +38,16 @@ def invalid_body(details: Sequence[Mapping[str, Any]]) -> ApiError:
     kind = str(first["type"])
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     return invalid_request("; ".join(texts), _param(first), code)
+
+
+def _without_other_forms(details: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Where a value may have several forms, the one that fits best is told: the mistake that lies deepest."""
+    paths = [_param(detail) or "" for detail in details]
+    return [
+        detail
+        for detail, path in zip(details, paths, strict=True)
+        if not any(other.startswith((f"{path}[", f"{path}.")) for other in paths)
+    ]
 
 
 def _describe(detail: Mapping[str, Any]) -> str:
