@@ -45,10 +45,10 @@ class TokenPieces:
         except KeyError:  # a token that was added as it is written
             return name.encode()
 
-    def spells_every_byte(self, names: Collection[str]) -> bool:
-        """Whether no text can fall through the vocabulary `names`."""
-        alphabet: Collection[str] = _BYTE_LEVEL if self.is_byte_level else _FALLBACK
-        return all(name in names for name in alphabet)
+    def missing_bytes(self, names: Collection[str]) -> bytes:
+        """The bytes that the vocabulary `names` cannot spell one by one; in a text they may count as no token."""
+        alphabet = _BYTE_LEVEL if self.is_byte_level else {name: byte[0] for name, byte in _FALLBACK.items()}
+        return bytes(sorted(byte for name, byte in alphabet.items() if name not in names))
 
     def longest(self, names: Iterable[str]) -> int:
         """The most bytes of text that an ordinary token of `names` stands for."""

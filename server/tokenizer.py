@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -59,7 +59,9 @@ class Tokenizer:
         self._begin = bos_ids if parts.adds_bos else []
         self._end = eos_ids if parts.adds_eos else []
         self.adds_bos = bool(bos_ids) and self.encode("", add_special_tokens=True, parse_special=True)[:1] == bos_ids
-        self._max_bytes_per_token = self._measure_bytes_per_token()
+        vocabulary = parts.backend.get_vocab(with_added_tokens=True)
+        self._missing_bytes = self.pieces.missing_bytes(vocabulary) if self.pieces is not None else b""
+        self._max_bytes_per_token = self._measure_bytes_per_token(vocabulary)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -135,7 +137,7 @@ class Tokenizer:
         """
         if self._max_bytes_per_token is None:
             return 0
-        num_bytes = len(text.encode("utf-8", errors="replace"))
+        num_bytes = len(text.encode("utf-8", errors="replace").translate(None, self._missing_bytes))
         return -(-num_bytes // self._max_bytes_per_token)
 
     def check_length(self, text: str, max_tokens: int | None) -> None:
@@ -153,19 +155,17 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(text) if text is not None else None
         return token_id
 
-    def _measure_bytes_per_token(self) -> int | None:
-        """The most bytes of text that one token can stand for; None: no such bound."""
+    def _measure_bytes_per_token(self, vocabulary: Collection[str]) -> int | None:
+        """The most bytes of text that one token can stand for, missing bytes apart; None: no such bound."""
         shrink = _normalizer_shrink(self._backend)
         if self.pieces is None or shrink is None:
             return None
+        if self._missing_bytes and not self.pieces.is_byte_level:
+            return None  # what has no byte tokens may be one unknown token, however long
         if any(token.lstrip or token.rstrip for token in self._added.values()):
             return None  # such a token swallows any amount of white space
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        if not self.pieces.spells_every_byte(vocabulary.keys()):
-            return None
-        names = [token.content for token in self._added.values()]
-        longest = max([self.pieces.longest(vocabulary), *(len(name.encode()) for name in names)])
-        return longest * shrink
+        added = (len(token.content.encode()) for token in self._added.values())
+        return max([self.pieces.longest(vocabulary), *added]) * shrink
 
 
 def replace_surrogates(text: str) -> str:

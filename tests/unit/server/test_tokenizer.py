@@ -13,6 +13,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
+from server.gguf_tokenizer import parts_from_metadata
 from server.special_tokens import SpecialToken, SpecialTokens
 from server.tokenizer import Tokenizer, replace_surrogates
 from server.tokenizer_parts import TokenizerError, TokenizerParts
@@ -176,6 +177,19 @@ def test_fewest_tokens_is_a_lower_bound() -> None:
             for parse_special in (True, False):
                 ids = tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special)
                 assert tokenizer.min_num_tokens(text) <= len(ids)
+
+
+def test_bytes_that_the_vocabulary_lacks_count_for_nothing() -> None:
+    """SmolLM2 cannot spell some control characters: they vanish."""
+    metadata = gpt2_metadata()
+    tokens: Any = metadata["tokenizer.ggml.tokens"]
+    metadata["tokenizer.ggml.tokens"] = ["gone" if token == "Ą" else token for token in tokens]  # byte 0x04
+    tokenizer = Tokenizer(parts_from_metadata(SOURCE, metadata))
+    assert tokenizer.encode("a\x04\x04b", add_special_tokens=False, parse_special=False) == tokenizer.encode(
+        "ab", add_special_tokens=False, parse_special=False
+    )
+    assert tokenizer.min_num_tokens("\x04" * 100_000) == 0
+    assert tokenizer.min_num_tokens("\x04a" * 100_000) == tokenizer.min_num_tokens("a" * 100_000) > 0
 
 
 def _shrinking(normalizer: normalizers.Normalizer | None, *, rstrip: bool = False) -> Tokenizer:
