@@ -63,8 +63,9 @@ def _parameter(name: str, annotation: Any, *, is_required: bool = False) -> insp
 def _annotation(option: Option) -> Any:
     flag = f"--{option.name}"
     default = option.default_text
+    text = option.help if default is None else f"{option.help} (default: {default})"
     shown: dict[str, Any] = {
-        "help": option.help if default is None else f"{option.help} (default: {default})",
+        "help": text.replace("[", r"\["),  # else rich takes what follows for markup
         "show_default": False,
         "rich_help_panel": option.owner.__name__.removesuffix("Config"),
     }

@@ -113,8 +113,8 @@ class Serving:
         gc.collect()
         gc.freeze()
         url = url_of(self._listener)
-        show_start(self._console, url, self._config.model_id, ready, self._config.classes)
         _write(self._config.server.ready_file_path, url)
+        show_start(self._console, url, self._config.model_id, ready, self._config.classes)
 
     @contextlib.contextmanager
     def _signals(self, running: asyncio.Future[None]) -> Iterator[None]:

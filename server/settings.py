@@ -24,6 +24,8 @@ from server.option import Option, OptionKind
 
 Config = TypeVar("Config")
 _PREFIX = "HEADRACE_"
+_FIELD = "option_"
+"""Before each field's name: an option may be called like a method of pydantic's models, such as `json`."""
 _NOT_OPTIONS = frozenset({"HEADRACE_CACHE", "HEADRACE_CONFIG"})
 """Variables that are read elsewhere."""
 
@@ -75,14 +77,14 @@ def load_settings(
     toml = read_toml(toml_path, options) if toml_path else {}
     settings_type = _settings_type(options, environ, toml)
     try:
-        settings = settings_type(**command_line)
+        settings = settings_type(**{_FIELD + key: value for key, value in command_line.items()})
     except ValidationError as error:
-        by_key = {option.key: option for option in options}
+        by_field = {_FIELD + option.key: option for option in options}
         lines = [
-            _explain(by_key[str(e["loc"][0])], e, _Origin(command_line, environ, toml_path)) for e in error.errors()
+            _explain(by_field[str(e["loc"][0])], e, _Origin(command_line, environ, toml_path)) for e in error.errors()
         ]
         raise SettingsError("\n".join(dict.fromkeys(lines))) from error
-    return Settings(options, {option.name: getattr(settings, option.key) for option in options})
+    return Settings(options, {option.name: getattr(settings, _FIELD + option.key) for option in options})
 
 
 def unknown_variables(options: Iterable[Option], environ: Mapping[str, str]) -> list[str]:
@@ -117,7 +119,8 @@ def read_toml(path: Path, options: Iterable[Option]) -> dict[str, Any]:
 
 
 def _settings_type(options: tuple[Option, ...], environ: Mapping[str, str], toml: dict[str, Any]) -> type[BaseSettings]:
-    given = {o.key: environ[o.variable] for o in options if environ.get(o.variable, "") != ""}
+    given = {_FIELD + o.key: environ[o.variable] for o in options if environ.get(o.variable, "") != ""}
+    written = {_FIELD + key: value for key, value in toml.items()}
 
     class Sources(BaseSettings):
         model_config = SettingsConfigDict(extra="forbid")
@@ -134,9 +137,9 @@ def _settings_type(options: tuple[Option, ...], environ: Mapping[str, str], toml
             del env_settings, dotenv_settings, file_secret_settings
             # The environment comes as a mapping, so that whoever calls decides which one is read.
             variables = InitSettingsSource(settings_cls, init_kwargs=given)
-            return init_settings, variables, InitSettingsSource(settings_cls, init_kwargs=toml)
+            return init_settings, variables, InitSettingsSource(settings_cls, init_kwargs=written)
 
-    fields: dict[str, Any] = {option.key: (_annotation(option), option.default) for option in options}
+    fields: dict[str, Any] = {_FIELD + o.key: (_annotation(o), o.default) for o in options}
     return create_model("Options", __base__=Sources, **fields)
 
 

@@ -21,10 +21,10 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
         ),
         ("compute", f"{ready.threads} threads; ready after {ready.load_s:.1f} s"),
     )
-    console.print(f"Headrace answers at {url}", style="bold", highlight=False)
     for name, fact in facts:
-        console.print(f"  {name:<9}{fact}", highlight=False, soft_wrap=True)
+        console.print(f"  {name:<10}{fact}", highlight=False, soft_wrap=True)
     console.print(_class_table(classes))
+    console.print(f"Headrace answers at {url}", style="bold", highlight=False)
 
 
 def _class_table(classes: SLOClasses) -> Table:
