@@ -48,7 +48,7 @@ TOKENIZERS = {name: Tokenizer(parts_from_metadata(SOURCE, metadata)) for name, m
 
 
 def _render(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-    settings = {"add_generation_prompt": True, "continue_final_message": False, "kwargs": {}}
+    settings: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False, "kwargs": {}}
     return template.render(messages, **(settings | options))
 
 
@@ -191,7 +191,7 @@ def test_begin_token_is_the_templates_alone() -> None:
 
 @pytest.mark.parametrize("content", [None, "", []])
 def test_assistant_turn_without_text_is_kept(content: object) -> None:
-    messages = [USER, {"role": "assistant", "content": content, "tool_calls": []}, USER]
+    messages: list[dict[str, Any]] = [USER, {"role": "assistant", "content": content, "tool_calls": []}, USER]
     assert "<|im_start|>assistant\n<|im_end|>" in _prompt(CHATML, messages)
     assert "tool_calls" not in _prompt("{{ messages[1] | tojson }}", messages)
 

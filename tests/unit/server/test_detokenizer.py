@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from server.detokenizer import Detokenizer
@@ -17,7 +19,7 @@ def _pushes(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True, prefix: 
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_spm])
-def test_characters_split_over_tokens_are_never_half(make: type[Tokenizer]) -> None:
+def test_characters_split_over_tokens_are_never_half(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
     ids = tokenizer.encode(EMOJI, add_special_tokens=False, parse_special=False)
     assert len(ids) > len(EMOJI), "the tiny vocabularies know no such character"
@@ -27,7 +29,7 @@ def test_characters_split_over_tokens_are_never_half(make: type[Tokenizer]) -> N
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_spm])
-def test_token_limit_inside_a_character_ends_as_the_whole_text_does(make: type[Tokenizer]) -> None:
+def test_token_limit_inside_a_character_ends_as_the_whole_text_does(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
     ids = tokenizer.encode("a 👨‍👩‍👧", add_special_tokens=False, parse_special=False)
     for count in range(len(ids) + 1):

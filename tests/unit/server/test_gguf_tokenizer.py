@@ -6,6 +6,7 @@ import heapq
 import itertools
 import logging
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
@@ -95,7 +96,7 @@ def test_unknown_pre_tokenizer_warns_and_still_works(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("make", [tiny_gpt2, tiny_spm])
-def test_control_tokens_are_ids_only_where_asked(make: type[Tokenizer]) -> None:
+def test_control_tokens_are_ids_only_where_asked(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
     text = "hello<|im_end|>hello</s>"
     parsed = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
@@ -149,7 +150,7 @@ def test_token_id_outside_the_vocabulary_is_ignored(caplog: pytest.LogCaptureFix
     assert tokenizer.eos_token is None and "1000000" in caplog.text
 
 
-def _oracle(metadata: dict[str, object], text: str) -> list[str]:
+def _oracle(metadata: Mapping[str, object], text: str) -> list[str]:
     """SentencePiece's BPE, as llama.cpp does it: join the neighbours that make the best piece, from the left."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]  # type: ignore[assignment]
     types: list[int] = metadata["tokenizer.ggml.token_type"]  # type: ignore[assignment]
