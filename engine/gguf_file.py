@@ -11,6 +11,7 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
+from engine.file_pieces import FilePieces
 from engine.gguf_header import GGUFHeader, parse_gguf_header
 from engine.model_error import ModelFileError, UnsupportedModelError
 
@@ -18,20 +19,16 @@ SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 
 
 class GGUFFile:
-    """One file, mapped into memory."""
+    """One file, open until `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelFileError or UnsupportedModelError: see `parse_gguf_header`; also a missing file."""
+        """Raises ModelFileError or UnsupportedModelError: see `read_gguf_header`."""
         self.name = str(path)
-        try:
-            with path.open("rb") as file:
-                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-            raise ModelFileError(f"{path}: cannot be read ({error})") from error
-        self.header: GGUFHeader = parse_gguf_header(self._data, path)
+        self.header: GGUFHeader = read_gguf_header(path)
         self.shapes: Mapping[str, tuple[int, ...]] = {
             name: tensor.shape for name, tensor in self.header.tensors.items()
         }
+        self._pieces = FilePieces(path)
 
     def read_rows(self, tensor: str, start: int, stop: int) -> Tensor:
         """As `TensorSource.read_rows`; float32."""
@@ -40,14 +37,30 @@ class GGUFFile:
             raise UnsupportedModelError(
                 f"{self.name}: {tensor} is stored as {place.type_name}; supported are {', '.join(SUPPORTED_TYPES)}"
             )
-        num_rows = place.shape[0] if len(place.shape) > 1 else 1  # gguf takes a vector as one row of blocks
+        is_vector = len(place.shape) == 1  # gguf takes a vector as one row of blocks
+        num_rows, first, last = (1, 0, 1) if is_vector else (place.shape[0], start, stop)
         row_bytes = place.num_bytes // num_rows
-        first, last = (start, stop) if len(place.shape) > 1 else (0, 1)
-        begin, end = (place.offset_bytes + row * row_bytes for row in (first, last))
-        packed = np.frombuffer(self._data[begin:end], np.uint8).reshape(last - first, row_bytes)
-        rows = torch.from_numpy(np.array(dequantize(packed, place.quantization), dtype=np.float32))
-        return rows.view(-1, *place.shape[1:]) if len(place.shape) > 1 else rows[0, start:stop]
+        piece = self._pieces.read(place.offset_bytes + first * row_bytes, (last - first) * row_bytes)
+        packed = np.frombuffer(piece, np.uint8).reshape(last - first, row_bytes)
+        with np.errstate(all="ignore"):  # a damaged scale may be infinite: that shows in the logits, not as a warning
+            rows = torch.from_numpy(np.asarray(dequantize(packed, place.quantization), dtype=np.float32))
+        return rows[0, start:stop] if is_vector else rows.view(-1, *place.shape[1:])
 
     def close(self) -> None:
-        """As `TensorSource.close`; the mapping ends with the last view of it."""
-        self._data = memoryview(b"")
+        """As `TensorSource.close`."""
+        self._pieces.close()
+
+
+def read_gguf_header(path: Path) -> GGUFHeader:
+    """The metadata and tensor places of a file; the numbers are not touched.
+
+    Raises:
+        ModelFileError: missing, no GGUF file, truncated or damaged.
+        UnsupportedModelError: another version, byte order or an unknown number format.
+    """
+    try:
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise ModelFileError(f"{path}: cannot be read ({error})") from error
+    return parse_gguf_header(memoryview(data), path)  # the mapping ends with the last view of it

@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.file_pieces import FilePieces
 from engine.model_error import ModelFileError, UnsupportedModelError
 
-SUPPORTED_TYPES = ("F32", "BF16", "F16")
+SUPPORTED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class SafetensorsFile:
-    """One file, mapped into memory."""
+    """One file, open until `close`.
+
+    The library checks the header (sizes, overlaps, the file's length); the numbers are read at the offsets in it, in
+    pieces, where the library would map the file.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises ModelFileError: missing, truncated or no safetensors file."""
         self.name = str(path)
-        self._slices: dict[str, Any]
-        if not path.is_file():
-            raise ModelFileError(f"{path}: no such file")
+        self._pieces = FilePieces(path)
         try:
-            file: Any = safe_open(path, framework="pt")
-            self._slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map it
+            self._pieces.close()
             raise ModelFileError(f"{path}: truncated or damaged, or not a safetensors file ({error})") from error
-        self.shapes: Mapping[str, tuple[int, ...]] = {
-            key: tuple(part.get_shape()) for key, part in self._slices.items()
-        }
+        (header_bytes,) = struct.unpack("<Q", self._pieces.read(0, 8))
+        header: dict[str, Any] = json.loads(self._pieces.read(8, header_bytes))
+        header.pop("__metadata__", None)
+        self._header = header
+        self._data_start_bytes = 8 + header_bytes
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(entry["shape"]) for name, entry in header.items()}
 
     def read_rows(self, tensor: str, start: int, stop: int) -> Tensor:
-        """As `TensorSource.read_rows`."""
-        part = self._slices[tensor]
-        number_type = part.get_dtype()
-        if number_type not in SUPPORTED_TYPES:
+        """As `TensorSource.read_rows`; as stored."""
+        entry = self._header[tensor]
+        if entry["dtype"] not in SUPPORTED_TYPES:
             raise UnsupportedModelError(
-                f"{self.name}: {tensor} is stored as {number_type}; supported are {', '.join(SUPPORTED_TYPES)}"
+                f"{self.name}: {tensor} is stored as {entry['dtype']}; supported are {', '.join(SUPPORTED_TYPES)}"
             )
-        try:
-            rows: Tensor = part[start:stop]
-        except SafetensorError as error:
-            raise ModelFileError(f"{self.name}: {tensor} cannot be read ({error})") from error
-        return rows
+        shape = self.shapes[tensor]
+        begin, end = entry["data_offsets"]
+        row_bytes = (end - begin) // shape[0]
+        offset = self._data_start_bytes + begin + start * row_bytes
+        piece = self._pieces.read(offset, (stop - start) * row_bytes)
+        return torch.frombuffer(piece, dtype=SUPPORTED_TYPES[entry["dtype"]]).view(stop - start, *shape[1:])
 
     def close(self) -> None:
-        """As `TensorSource.close`; the mapping ends with the last slice of it."""
-        self._slices.clear()
+        """As `TensorSource.close`."""
+        self._pieces.close()

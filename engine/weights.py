@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -54,31 +55,31 @@ def load_model(
         UnsupportedModelError: an architecture, option or number format that is not supported.
     """
     torch_dtype = resolve_dtype(dtype)
-    source, config, names = _open(Path(path))
-    try:
+    with contextlib.ExitStack() as opened:
+        source, config, names = _open(Path(path), opened)
         _check_names(source, config, names)
         weights = allocate_weights(config, torch_dtype)
         _fill(source, config, weights, names, progress)
-    finally:
-        source.close()
     decoder = Decoder(config, weights, batch_invariant=batch_invariant)
     return LoadedModel(config, decoder, torch_dtype, weights.num_bytes)
 
 
-def _open(path: Path) -> tuple[TensorSource, ModelConfig, TensorNames]:
+def _open(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
+    """Open the tensors, to be closed with `opened`, and read the configuration."""
     try:
-        return _open_directory(path) if path.is_dir() else _open_gguf(path)
+        return _open_directory(path, opened) if path.is_dir() else _open_gguf(path, opened)
     except ValueError as error:  # of ModelConfig: sizes that fit no model
         raise ModelFileError(f"{path}: impossible configuration: {error}") from error
 
 
-def _open_gguf(path: Path) -> tuple[TensorSource, ModelConfig, TensorNames]:
+def _open_gguf(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
     file = GGUFFile(path)
+    opened.callback(file.close)
     architecture = gguf_architecture(file)
     return file, architecture.read_gguf_config(file), architecture.gguf_names
 
 
-def _open_directory(path: Path) -> tuple[TensorSource, ModelConfig, TensorNames]:
+def _open_directory(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
     config_path = path / "config.json"
     fields = ConfigFields(_read_json(config_path), str(config_path))
     architecture = hf_architecture(fields)
@@ -88,7 +89,9 @@ def _open_directory(path: Path) -> tuple[TensorSource, ModelConfig, TensorNames]
         generation = ConfigFields(_read_json(generation_path), str(generation_path))
         eos_token_ids = dict.fromkeys((*generation.token_ids("eos_token_id"), *config.eos_token_ids))
         config = dataclasses.replace(config, eos_token_ids=tuple(eos_token_ids))
-    return _open_safetensors(path), config, architecture.hf_names
+    file = _open_safetensors(path)
+    opened.callback(file.close)
+    return file, config, architecture.hf_names
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from engine.gguf_file import SUPPORTED_TYPES, GGUFFile
+from engine.gguf_file import SUPPORTED_TYPES, read_gguf_header
 from engine.model_error import ModelError, ModelFileError, UnsupportedModelError
 from engine.weights import LoadedModel, load_model
 from tests.paged_decoding import PagedDecoding
@@ -95,7 +95,7 @@ def test_metadata_is_read(tmp_path: Path, sound_file: bytes) -> None:
     config = load(path).config
     assert (config.num_layers, config.hidden_size, config.head_dim, config.vocab_size) == (1, 32, 16, VOCAB_SIZE)
     assert (config.eos_token_ids, config.bos_token_id) == ((2,), 1)
-    metadata = GGUFFile(path).header.metadata
+    metadata = read_gguf_header(path).metadata
     reader = gguf.GGUFReader(path)
     for key, value in metadata.items():
         assert value == reader.fields[key].contents(), key
