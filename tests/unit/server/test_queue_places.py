@@ -1,0 +1,119 @@
+"""Places are taken before the prompt is tokenized, and given back whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from scheduler.slo import SLOClasses
+from server.errors import ApiError
+from server.queue_places import QueuePlaces
+from tests.http_harness import Harness, error_of, run, until
+
+
+def test_server_is_full_at_its_number_of_requests() -> None:
+    places = QueuePlaces(SLOClasses(), max_requests=2)
+    with places.take("standard", 10), places.take("batch", 10):
+        with pytest.raises(ApiError) as full:
+            places.take("realtime", 1)
+        assert (full.value.status, full.value.code) == (503, "server_full")
+        assert full.value.headers()["retry-after"]
+        places.check()
+    assert places.num_taken == 0
+    places.take("realtime", 1)
+
+
+def test_class_refuses_over_its_cap_and_another_class_does_not() -> None:
+    places = QueuePlaces(SLOClasses(), max_requests=100)
+    with places.take("realtime", 7_000) as first:
+        with pytest.raises(ApiError) as full:
+            places.take("realtime", 2_000)
+        assert (full.value.status, full.value.code) == (429, "class_queue_full")
+        assert "8000" in full.value.message and full.value.headers()["retry-after-ms"]
+        with places.take("interactive", 2_000):
+            places.check()
+        first.admitted()
+        with places.take("realtime", 2_000):
+            assert places.queued_tokens("realtime") == 2_000
+        places.check()
+    assert places.queued_tokens("realtime") == 0
+
+
+def test_empty_queue_takes_a_request_larger_than_the_cap() -> None:
+    places = QueuePlaces(SLOClasses(), max_requests=100)
+    with places.take("realtime", 1_000_000):
+        places.check()
+    assert places.queued_tokens("realtime") == 0
+
+
+def test_exact_number_replaces_the_estimate_or_is_refused() -> None:
+    places = QueuePlaces(SLOClasses(), max_requests=100)
+    with places.take("realtime", 5_000), places.take("realtime", 1_000) as second:
+        second.set_tokens(3_000)
+        assert places.queued_tokens("realtime") == 8_000
+        with pytest.raises(ApiError):
+            second.set_tokens(3_001)
+        places.check()
+    assert places.queued_tokens("realtime") == 0 and places.num_taken == 0
+
+
+def test_full_server_refuses_before_it_tokenizes_and_the_others_are_unaffected() -> None:
+    """Case 9: 503 with Retry-After at once; the accepted ones finish."""
+
+    async def body(h: Harness) -> None:
+        h.engine.script.admits = False
+        accepted = [asyncio.ensure_future(h.chat()) for _ in range(4)]
+        await until(lambda: len(h.engine.groups) == 4, "four groups in the engine")
+        encoded = _count_calls(h)
+        for stream in (False, True):
+            response = await h.chat(stream=stream)
+            error = error_of(response, 503)
+            assert error["code"] == "server_full"
+            assert float(response.headers["retry-after"]) > 0 and float(response.headers["retry-after-ms"]) > 0
+        assert encoded == []
+        assert h.outcomes() == {"offered": 6, "refused": 2}
+        for task in accepted:
+            task.cancel()
+        await asyncio.gather(*accepted, return_exceptions=True)
+
+    run(body, max_concurrent_requests=4)
+
+
+def test_full_class_refuses_before_it_tokenizes() -> None:
+    """Case 9, by class: 429, and other classes are served."""
+
+    async def body(h: Harness) -> None:
+        h.engine.script.admits = False
+        options: dict[str, Any] = {"max_tokens": 200, "service_tier": "priority"}
+        waiting = [asyncio.ensure_future(h.chat(**options)) for _ in range(37)]
+        await until(lambda: len(h.engine.groups) == 37, "the class's queue to fill")
+        encoded = _count_calls(h)
+        response = await h.chat("word " * 100, **options)
+        error = error_of(response, 429)
+        assert (error["type"], error["code"]) == ("rate_limit_error", "class_queue_full")
+        assert float(response.headers["retry-after"]) > 0
+        assert encoded == []
+        h.engine.script.admits = True
+        assert (await h.chat()).status_code == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(body)
+
+
+def _count_calls(h: Harness) -> list[str]:
+    """The list grows with every conversation that is rendered from now on."""
+    calls: list[str] = []
+    template = h.service.text.chat_template
+    assert template is not None
+    real = template.render
+
+    def counting(*args: Any, **kwargs: Any) -> list[int]:
+        calls.append("render")
+        return real(*args, **kwargs)
+
+    template.render = counting  # type: ignore[method-assign]
+    return calls
