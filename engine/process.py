@@ -17,6 +17,7 @@ from engine.loop import EngineLoop
 from engine.messages import AddGroup, Fatal, Progress, Ready, SLORequest
 from engine.parent_watch import ParentWatch
 from engine.process_config import ProcessConfig
+from engine.process_exit import EXIT_FATAL, EXIT_STOPPED
 from engine.runner import Clock
 from engine.runner_factory import BuiltRunner, RunnerFactory
 from engine.sampling_params import SamplingParams
@@ -24,10 +25,6 @@ from engine.sockets import EngineSockets
 from scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
-EXIT_STOPPED = 0
-EXIT_FATAL = 3
-"""A `Fatal` message was sent."""
 
 _WARM_UP_OUTPUT_TOKENS = 2
 """The first comes from a prefill, the second from a decode."""
@@ -83,7 +80,7 @@ def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> float:
         Seconds per token of the prefill step.
 
     Raises:
-        EngineStartError: the runner makes no token.
+        EngineStartError: nothing fits this instance, or the runner makes no token.
     """
     scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len)
     core = EngineCore(scheduler, built.runner, clock, block_size=config.scheduler.block_size, eos_token_ids=frozenset())
@@ -98,6 +95,8 @@ def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> float:
         arrival_s=clock.now_s(),
     )
     outputs = core.turn([group])
+    if outputs.refused:
+        raise EngineStartError(f"the warm-up was refused: {outputs.refused[0].message}")
     prefill_s = outputs.stats.step_s
     num_tokens = sum(len(delta.token_ids) for delta in outputs.deltas)
     while core.num_live_choices:

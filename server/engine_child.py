@@ -22,6 +22,7 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine")
 
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 _TAIL_LINES = 20
+_DRAIN_S = 1.0
 _READ_BYTES = 16 * 1024
 _MAX_LINE_BYTES = 64 * 1024
 
@@ -85,8 +86,9 @@ class EngineChild:
         return await self._process.wait()
 
     async def drain_output(self) -> None:
-        """Log what is left of the output of a process that ended."""
-        await self._relay
+        """Log what is left of the output of a process that ended; a heir of its pipe is not waited for."""
+        await asyncio.wait({self._relay}, timeout=_DRAIN_S)
+        self._relay.cancel()
 
     def kill(self) -> None:
         """End it at once; nothing if it has ended."""

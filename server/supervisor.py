@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 
+import zmq
 import zmq.asyncio
 
 from engine.client import DEFAULT_MAX_PENDING_TOKENS, AsyncEngine, EngineState
@@ -17,6 +18,7 @@ from engine.connection import EngineConnection
 from engine.errors import EngineDied, EngineStartError
 from engine.messages import Ready, StepOutputs, Stop
 from engine.process_config import ProcessConfig, endpoints
+from engine.process_exit import EXIT_FATAL
 from engine.runner import Clock
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LAST_MESSAGES_S = 0.1
 """How long after the end of a process its last messages may still be on their way."""
+FATAL_MESSAGE_S = 2.0
+"""The same for the message of a process whose exit status says that it sent one."""
 PREDICTION_FACTOR = 10.0
 """A step may take that many times its prediction before its silence is a stall."""
 ESTIMATE_FACTOR = 2.0
@@ -119,6 +123,8 @@ class Supervisor:
         await self._is_decided.wait()
         if self._start_error is not None:
             raise self._start_error
+        if self._task is not None and self._task.done():
+            self._task.result()
 
     async def stop(self) -> None:
         """End the engine after its step in flight and remove the sockets; streams still open raise EngineDied."""
@@ -148,21 +154,22 @@ class Supervisor:
     async def _supervise(self, context: zmq.asyncio.Context, directory: IpcDirectory) -> None:
         """One engine process after the other, until `stop` or a failure of the first one."""
         generation = 0
-        while not self._stopping.is_set():
-            self._ready_s = None
-            connection = EngineConnection(context, *endpoints(directory.path, generation))
-            reason = await self._run_process(connection, self._process_config(directory, generation))
-            if self._stopping.is_set():
-                break
-            if not self._is_decided.is_set():
-                self._start_error = EngineStartError(reason)
-                break
-            ran_s = 0.0 if self._ready_s is None else self._clock.now_s() - self._ready_s
-            delay_s = self._backoff.next_s(ran_s)
-            logger.error("%s; starting it again in %g s", reason, delay_s)
-            await self._sleep_unless_stopping(delay_s)
-            generation += 1
-        self._is_decided.set()
+        try:
+            while not self._stopping.is_set():
+                self._ready_s = None
+                reason = await self._run_process(context, self._process_config(directory, generation))
+                if self._stopping.is_set():
+                    break
+                if not self._is_decided.is_set():
+                    self._start_error = EngineStartError(reason)
+                    break
+                ran_s = 0.0 if self._ready_s is None else self._clock.now_s() - self._ready_s
+                delay_s = self._backoff.next_s(ran_s)
+                logger.error("%s; starting it again in %g s", reason, delay_s)
+                await self._sleep_unless_stopping(delay_s)
+                generation += 1
+        finally:
+            self._is_decided.set()
 
     def _process_config(self, directory: IpcDirectory, generation: int) -> ProcessConfig:
         inbox_endpoint, outbox_endpoint = endpoints(directory.path, generation)
@@ -177,23 +184,26 @@ class Supervisor:
             log_level=self._log_level,
         )
 
-    async def _run_process(self, connection: EngineConnection, config: ProcessConfig) -> str:
+    async def _run_process(self, context: zmq.asyncio.Context, config: ProcessConfig) -> str:
         """From start to end of one engine process; why it ended."""
-        self.engine.connect(connection)
-        self._connection = connection
-        reason = "the engine process was not started"
+        reason = "the server is stopping"
         try:
-            child = self._child = await EngineChild.spawn(self._command, config)
+            self._connection = EngineConnection(context, config.inbox_endpoint, config.outbox_endpoint)
+            self.engine.connect(self._connection)
+            self._child = await EngineChild.spawn(self._command, config)
             if self._stopping.is_set():
-                child.kill()
-            reason = await self._watch(child, connection)
-        except OSError as error:
+                self._child.kill()
+            reason = await self._watch(self._child, self._connection)
+        except (OSError, zmq.ZMQError) as error:
             reason = f"the engine process cannot be started: {error}"
         finally:
-            self._child = None
-            self._connection = None
             self.engine.disconnect(EngineDied(reason))
-            connection.close()
+            if self._child is not None:
+                self._child.kill()
+                self._child = None
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
         return reason
 
     async def _watch(self, child: EngineChild, connection: EngineConnection) -> str:
@@ -202,12 +212,12 @@ class Supervisor:
         stall_watch = asyncio.create_task(self._watch_for_stall(child))
         exit_wait = asyncio.create_task(child.wait())
         try:
-            done, _ = await asyncio.wait({exit_wait, reader}, return_when=asyncio.FIRST_COMPLETED)
-            if exit_wait not in done:
-                child.kill()
+            await asyncio.wait({exit_wait, reader}, return_when=asyncio.FIRST_COMPLETED)
+            if self.engine.fatal is not None:
+                await asyncio.wait({exit_wait}, timeout=self._stop_timeout_s)
+            child.kill()
             status = await exit_wait
-            if self.engine.fatal is None and not reader.done():
-                await asyncio.wait({reader}, timeout=LAST_MESSAGES_S)
+            await asyncio.wait({reader}, timeout=FATAL_MESSAGE_S if status == EXIT_FATAL else LAST_MESSAGES_S)
             await child.drain_output()
             return self._reason(child, status, reader, stall_watch)
         finally:
@@ -216,12 +226,12 @@ class Supervisor:
             await asyncio.gather(reader, stall_watch, exit_wait, return_exceptions=True)
 
     async def _read(self, connection: EngineConnection) -> None:
-        """Hand the messages to the engine until cancelled.
+        """Hand the messages to the engine until the last one, `Fatal`.
 
         Raises:
             msgspec.DecodeError: a message is none of ours.
         """
-        while True:
+        while self.engine.fatal is None:
             message = await connection.receive()
             self.engine.dispatch(message)
             if isinstance(message, Ready):
@@ -237,10 +247,12 @@ class Supervisor:
             return "the server is stopping"
         if stall_watch.done():
             return stall_watch.result()
-        if reader.done():
-            return f"the engine sent a message that the server does not know: {reader.exception()}"
         if self.engine.fatal is not None:
             return f"the engine ended: {self.engine.fatal.message}"
+        if reader.done():
+            error = reader.exception()
+            logger.error("a message of the engine could not be handled", exc_info=error)
+            return f"the engine process {child.pid} was killed: the server failed on a message of it: {error!r}"
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         return f"the engine process {child.pid} ended {how}" + (f"\n{child.log_tail}" if self._ready_s is None else "")
 
