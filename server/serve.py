@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine.errors import EngineStartError
 from server.app import create_app
 from server.chat import TemplateError
 from server.composition import ServeConfig, load_text, make_service, make_supervisor
+from server.early_signals import EarlySignals
 from server.http_server import HttpServer
 from server.listener import url_of
 from server.request_log import RequestLog
@@ -48,29 +48,22 @@ class Serving:
         try:
             # The engine loads its weights while this process loads the tokenizer.
             self._supervisor.launch()
-            text = await self._load_text()
-            if text is not None:
-                async with text:
-                    await self._serve(text)
+            loading = asyncio.create_task(asyncio.to_thread(load_text, self._config))
+            with EarlySignals(loading) as signals, contextlib.suppress(asyncio.CancelledError):
+                async with await loading as text:
+                    await self._serve(text, signals)
         except (EngineStartError, TokenizerError, TemplateError, OSError) as error:
             raise ServeError(str(error)) from error
         finally:
             await self._supervisor.stop()
 
-    async def _load_text(self) -> TextWorkers | None:
-        """None: a signal came."""
-        loading = asyncio.create_task(asyncio.to_thread(load_text, self._config))
-        with _cancelled_by_signals(loading):
-            try:
-                return await loading
-            except asyncio.CancelledError:
-                return None
-
-    async def _serve(self, text: TextWorkers) -> None:
+    async def _serve(self, text: TextWorkers, signals: EarlySignals) -> None:
         server = self._config.server
         with _request_log(server.request_log_path) as request_log:
             service = make_service(self._config, self._supervisor.engine, text, request_log)
             http = HttpServer(create_app(service), service.lifecycle, server.drain_timeout_s)
+            if signals.has_come:
+                return
             start = asyncio.create_task(self._announce(http))
             try:
                 await http.serve(sockets=[self._listener])
@@ -112,20 +105,6 @@ def serve(config: ServeConfig, listener: socket.socket, console: Console) -> Non
     """
     with listener, asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         runner.run(Serving(config, listener, console).run())
-
-
-@contextlib.contextmanager
-def _cancelled_by_signals(task: asyncio.Task[TextWorkers]) -> Iterator[None]:
-    """SIGTERM and SIGINT cancel the task, instead of ending the process without a clean-up."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager
