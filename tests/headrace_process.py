@@ -7,11 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 _ANSWERS_AT = re.compile(r"Headrace answers at (\S+)")
+READY_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 30.0
 
 
@@ -41,7 +43,13 @@ class HeadraceProcess:
             text=True,
         )
         self.lines: list[str] = []
-        """What it has said so far, as far as it was read."""
+        """What it has said so far."""
+        self._url: str | None = None
+        self._is_decided = threading.Event()
+        """It answers, or it has ended."""
+        # Read all the time: a full pipe would stop the server in the midst of a log line.
+        self._reader = threading.Thread(target=self._read, name="headrace-stderr", daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> Self:
         return self
@@ -51,25 +59,38 @@ class HeadraceProcess:
     ) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
     def wait_ready(self) -> str:
-        """Its URL, once it answers requests. The test's own time limit bounds the wait."""
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.lines.append(line.rstrip())
-            if match := _ANSWERS_AT.search(line):
-                return match[1]
-        raise AssertionError("headrace serve ended:\n" + "\n".join(self.lines))
+        """Its URL, once it answers requests."""
+        assert self._is_decided.wait(READY_WITHIN_S), "\n".join(["headrace serve is not ready:", *self.lines])
+        assert self._url is not None, "\n".join(["headrace serve ended:", *self.lines])
+        return self._url
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def wait_exit(self) -> int:
-        """Its exit status; the rest of what it said is in `lines`."""
-        _, errors = self._process.communicate(timeout=_ENDS_WITHIN_S)
-        self.lines += errors.splitlines()
-        return self._process.returncode
+        """Its exit status; all that it said is in `lines`."""
+        status = self._process.wait(_ENDS_WITHIN_S)
+        self._reader.join(_ENDS_WITHIN_S)
+        return status
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line.rstrip())
+            if match := _ANSWERS_AT.search(line):
+                self._url = match[1]
+                self._is_decided.set()
+        self._is_decided.set()
 
 
 def _environment(extra: dict[str, str] | None) -> dict[str, str]:
