@@ -14,7 +14,9 @@ from server.http_protocol import BoundedHttpProtocol
 from server.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
-KEEP_ALIVE_S = 30
+KEEP_ALIVE_S = 75
+"""Longer than the idle time of the usual balancers (60 s), so that they close idle connections, and none is closed
+under a request that is under way."""
 CLOSE_TIMEOUT_S = 5
 """After the drain, for connections to close."""
 
