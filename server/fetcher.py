@@ -41,6 +41,10 @@ class HubFetcher:
 
     name = "the hub"
 
+    def __init__(self, endpoint: str | None = None) -> None:
+        """`endpoint`: None is the client's own choice."""
+        self._endpoint = endpoint
+
     def fetch(self, model: KnownModel, folder: Path, on_bytes: OnBytes) -> Path:
         from huggingface_hub import HfApi, hf_hub_download
         from huggingface_hub.errors import OfflineModeIsEnabled
@@ -50,14 +54,21 @@ class HubFetcher:
         repo, revision = model.hub_repo, model.hub_revision
         try:
             # One short question first: the download itself would retry for minutes where there is no network.
-            info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=_HUB_TIMEOUT_S)
+            info = HfApi(self._endpoint).model_info(
+                repo, revision=revision, files_metadata=True, timeout=_HUB_TIMEOUT_S
+            )
             lfs = {sibling.rfilename: sibling.lfs for sibling in info.siblings or ()}.get(model.file_name)
             if lfs is None or lfs.sha256 != model.sha256:
                 raise FetchError(f"{repo} does not hold {model.file_name} with the expected checksum")
             disable_progress_bars()
             with growth_of(folder, on_bytes):
                 path = hf_hub_download(
-                    repo, model.file_name, revision=revision, local_dir=folder, etag_timeout=_HUB_TIMEOUT_S
+                    repo,
+                    model.file_name,
+                    revision=revision,
+                    local_dir=folder,
+                    etag_timeout=_HUB_TIMEOUT_S,
+                    endpoint=self._endpoint,
                 )
         except (OfflineModeIsEnabled, hub_http.HTTPError, OSError) as error:
             raise FetchError(f"{repo}: {_first_line(error)}") from error

@@ -28,6 +28,10 @@ class HubId:
 class HubSnapshots:
     """Finds and fetches snapshots."""
 
+    def __init__(self, endpoint: str | None = None) -> None:
+        """`endpoint`: None is the client's own choice."""
+        self._endpoint = endpoint
+
     def find(self, hub_id: HubId) -> Path:
         """The snapshot on this machine, without any network.
 
@@ -35,13 +39,19 @@ class HubSnapshots:
             ModelNotCachedError: it is not here, or not whole.
         """
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
         missing = ModelNotCachedError(f"{hub_id.repo} is not on this machine: run `headrace pull {hub_id.repo}`")
         try:
-            folder = Path(snapshot_download(hub_id.repo, revision=hub_id.revision, local_files_only=True))
+            # Weights are left out here: which of them were fetched is seen below.
+            snapshot = snapshot_download(
+                hub_id.repo, revision=hub_id.revision, allow_patterns=list(_TEXT_PATTERNS), local_files_only=True
+            )
         except LocalEntryNotFoundError:
             raise missing from None
+        except HFValidationError as error:
+            raise ModelError(f"{hub_id.repo!r} is no directory and no hub id: {error}") from error
+        folder = Path(snapshot)
         path = folder / hub_id.file_name if hub_id.file_name else folder
         if not path.exists() or not _is_whole(folder, hub_id):
             raise missing
@@ -54,11 +64,11 @@ class HubSnapshots:
             ModelError: the hub is out of reach, has no such model, or the model has no file that Headrace reads.
         """
         from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import OfflineModeIsEnabled
+        from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
         from huggingface_hub.utils import httpx as hub_http  # the client's own, whichever release it is built on
 
         try:
-            info = HfApi().model_info(hub_id.repo, revision=hub_id.revision, timeout=_HUB_TIMEOUT_S)
+            info = HfApi(self._endpoint).model_info(hub_id.repo, revision=hub_id.revision, timeout=_HUB_TIMEOUT_S)
             files = [sibling.rfilename for sibling in info.siblings or ()]
             folder = snapshot_download(
                 hub_id.repo,
@@ -66,8 +76,9 @@ class HubSnapshots:
                 allow_patterns=[*self.weights(hub_id, files), *_TEXT_PATTERNS],
                 ignore_patterns=list(_NEVER),
                 etag_timeout=_HUB_TIMEOUT_S,
+                endpoint=self._endpoint,
             )
-        except (OfflineModeIsEnabled, hub_http.HTTPError, OSError) as error:
+        except (HFValidationError, OfflineModeIsEnabled, hub_http.HTTPError, OSError) as error:
             raise ModelError(
                 f"{hub_id.repo} could not be fetched from the hub: {str(error).strip() or type(error).__name__}. "
                 "Where the hub is out of reach, copy the model's directory or GGUF file here and give its path."

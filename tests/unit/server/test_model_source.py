@@ -19,6 +19,7 @@ from server.known_model import KNOWN_MODELS, SMOLLM2_135M, KnownModel
 from server.model_cache import ModelCache, default_cache_dir
 from server.model_error import FetchError, ModelError, ModelNotCachedError
 from server.model_source import PullEvents, pull, resolve_model
+from tests.fake_hub import fake_hub
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 TOY = KnownModel(
@@ -302,6 +303,11 @@ def test_a_hub_model_that_is_not_here_is_told_with_the_command(offline_hub: Path
         resolve_model("owner/name", cache)
 
 
+def test_what_can_be_no_hub_id_is_told(offline_hub: Path, cache: ModelCache) -> None:
+    with pytest.raises(ModelError, match="is no directory and no hub id"):
+        resolve_model("my--models/broken", cache)
+
+
 def test_a_hub_pull_offline_says_so(offline_hub: Path, cache: ModelCache) -> None:
     with pytest.raises(ModelError, match="could not be fetched from the hub"):
         pull("owner/name", cache)
@@ -331,6 +337,56 @@ def test_only_data_files_are_chosen(files: list[str], hub_id: HubId, expected: l
 def test_a_hub_model_without_one_choice_says_why(files: list[str], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         HubSnapshots.weights(HubId("o/n"), files)
+
+
+# The hub's own client, against a hub on this machine.
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    return tmp_path / "hub"
+
+
+def test_the_hub_delivers_a_known_model(hub_cache: Path, cache: ModelCache) -> None:
+    with fake_hub(TOY.hub_repo, {TOY.file_name: CONTENT, "README.md": b"x"}) as hub:
+        assert pull("toy", cache, [HubFetcher(hub.url)]).path.read_bytes() == CONTENT
+        assert hub.downloads == [TOY.file_name]
+    assert left_behind(cache) == [".lock", "toy.gguf", "toy.gguf.json"]
+
+
+def test_another_file_of_that_name_is_not_even_downloaded(hub_cache: Path, cache: ModelCache) -> None:
+    with fake_hub(TOY.hub_repo, {TOY.file_name: CONTENT + b"?"}) as hub:
+        with pytest.raises(ModelError, match="with the expected checksum"):
+            pull("toy", cache, [HubFetcher(hub.url)])
+        assert hub.downloads == []
+
+
+def test_of_a_hub_model_only_data_is_fetched(hub_cache: Path, cache: ModelCache) -> None:
+    files = {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+        "tokenizer.json": b"{ }",
+        "pytorch_model.bin": b"pickle",
+        "modeling.py": b"code",
+        "model.gguf": b"other",
+        "README.md": b"text",
+    }
+    with fake_hub("owner/name", files) as hub:
+        folder = HubSnapshots(hub.url).fetch(HubId("owner/name"))
+        assert sorted(hub.downloads) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert resolve_model("owner/name", cache).path == folder
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_one_gguf_file_of_many_is_fetched_by_name(hub_cache: Path, cache: ModelCache) -> None:
+    with fake_hub("owner/name", {"a.gguf": b"a", "b.gguf": b"b"}) as hub:
+        assert HubSnapshots(hub.url).fetch(HubId("owner/name", None, "b.gguf")).read_bytes() == b"b"
+        assert hub.downloads == ["b.gguf"]
 
 
 # pip itself, on a wheel made here.
