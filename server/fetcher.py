@@ -47,9 +47,8 @@ class HubFetcher:
 
     def fetch(self, model: KnownModel, folder: Path, on_bytes: OnBytes) -> Path:
         from huggingface_hub import HfApi, hf_hub_download
-        from huggingface_hub.errors import OfflineModeIsEnabled
+        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
         from huggingface_hub.utils import disable_progress_bars
-        from huggingface_hub.utils import httpx as hub_http  # the client's own, whichever release it is built on
 
         repo, revision = model.hub_repo, model.hub_revision
         try:
@@ -70,7 +69,7 @@ class HubFetcher:
                     etag_timeout=_HUB_TIMEOUT_S,
                     endpoint=self._endpoint,
                 )
-        except (OfflineModeIsEnabled, hub_http.HTTPError, OSError) as error:
+        except (OfflineModeIsEnabled, HTTPError, OSError) as error:
             raise FetchError(f"{repo}: {_first_line(error)}") from error
         return Path(path)
 

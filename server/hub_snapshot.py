@@ -64,8 +64,7 @@ class HubSnapshots:
             ModelError: the hub is out of reach, has no such model, or the model has no file that Headrace reads.
         """
         from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
-        from huggingface_hub.utils import httpx as hub_http  # the client's own, whichever release it is built on
+        from huggingface_hub.errors import HFValidationError, HTTPError, OfflineModeIsEnabled
 
         try:
             info = HfApi(self._endpoint).model_info(hub_id.repo, revision=hub_id.revision, timeout=_HUB_TIMEOUT_S)
@@ -78,7 +77,7 @@ class HubSnapshots:
                 etag_timeout=_HUB_TIMEOUT_S,
                 endpoint=self._endpoint,
             )
-        except (HFValidationError, OfflineModeIsEnabled, hub_http.HTTPError, OSError) as error:
+        except (HFValidationError, OfflineModeIsEnabled, HTTPError, OSError) as error:
             raise ModelError(
                 f"{hub_id.repo} could not be fetched from the hub: {str(error).strip() or type(error).__name__}. "
                 "Where the hub is out of reach, copy the model's directory or GGUF file here and give its path."
