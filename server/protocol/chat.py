@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.protocol.common import FinishReason, RequestBody, SamplingOptions, Usage, is_given, not_supported
+from server.protocol.common import (
+    FinishReason,
+    RequestBody,
+    SamplingOptions,
+    Unsupported,
+    Usage,
+    is_given,
+    not_supported,
+)
 
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 8192
+_CONTENT_UNLESS_ASSISTANT: dict[str, Any] = {
+    "if": {"properties": {"role": {"const": "assistant"}}},
+    "else": {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+}
+_TEXT_OR_REFUSAL: dict[str, Any] = {
+    "if": {"properties": {"type": {"const": "text"}}},
+    "then": {"required": ["text"], "properties": {"text": {"type": "string"}}},
+    "else": {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
+}
+_NO_TOOL_SCHEMA = {"enum": ["none", "auto", None]}
+_TEXT_FORMAT_SCHEMA = {"type": ["object", "null"], "properties": {"type": {"const": "text"}}, "required": ["type"]}
+_TEXT_MODALITY_SCHEMA = {"enum": [["text"], None]}
 
 
 class ContentPart(RequestBody):
     """A part of a message. Text only: nothing is fetched and no media is decoded."""
+
+    model_config = ConfigDict(json_schema_extra=_TEXT_OR_REFUSAL)
 
     type: Literal["text", "refusal"]
     text: str | None = None
@@ -58,6 +80,8 @@ class ToolCall(RequestBody):
 class ChatMessage(RequestBody):
     """One turn of the conversation."""
 
+    model_config = ConfigDict(json_schema_extra=_CONTENT_UNLESS_ASSISTANT)
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
@@ -99,7 +123,7 @@ class TemplateOptions(RequestBody):
     """Leave the last message open, for the model to go on with it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the template, such as `enable_thinking`; names that the server sets itself are refused."""
-    chat_template: Any = None
+    chat_template: Unsupported = None
     """Refused: a template is a program, and the model brings its own."""
 
     @field_validator("chat_template")
@@ -136,12 +160,12 @@ class ChatRequest(TemplateOptions, SamplingOptions):
     """Takes precedence; where neither is given the rest of the model's length is."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
+    tools: Unsupported = None
+    tool_choice: Annotated[Any, WithJsonSchema(_NO_TOOL_SCHEMA)] = None
+    functions: Unsupported = None
+    function_call: Annotated[Any, WithJsonSchema(_NO_TOOL_SCHEMA)] = None
+    response_format: Annotated[Any, WithJsonSchema(_TEXT_FORMAT_SCHEMA)] = None
+    modalities: Annotated[Any, WithJsonSchema(_TEXT_MODALITY_SCHEMA)] = None
 
     @field_validator("tools", "functions")
     @classmethod

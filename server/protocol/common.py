@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -22,6 +22,30 @@ MAX_LOGIT_BIAS_TOKENS = 1024
 Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+Unsupported = Annotated[Any, WithJsonSchema({"type": "null", "description": "Not supported: leave it out."})]
+"""A field that is known elsewhere; only values that ask for nothing pass."""
+_LOGIT_BIAS_SCHEMA = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
+            "maxProperties": MAX_LOGIT_BIAS_TOKENS,
+        },
+        {"type": "null"},
+    ]
+}
+_TARGET_SCHEMA = {"type": ["number", "null"], "exclusiveMinimum": 0}
+_SLO_SCHEMA = {
+    "type": ["object", "null"],
+    "properties": {
+        "class": {"type": ["string", "null"]},
+        **dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_deadline_ms"), _TARGET_SCHEMA),
+        "degrade": {"type": ["boolean", "null"]},
+    },
+    "additionalProperties": False,
+}
 
 
 class RequestBody(BaseModel):
@@ -38,25 +62,25 @@ def is_given(value: Any) -> bool:
 class UnsupportedFields(RequestBody):
     """Fields of OpenAI and of other servers that change the answer and are not offered: accepted only when empty."""
 
-    audio: Any = None
-    web_search_options: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    grammar: Any = None
-    prompt_embeds: Any = None
-    prompt_logprobs: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    logprob_token_ids: Any = None
-    truncate_prompt_tokens: Any = None
-    thinking_token_budget: Any = None
-    use_beam_search: Any = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    json_schema: Unsupported = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    grammar: Unsupported = None
+    prompt_embeds: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Unsupported = None
+    logprob_token_ids: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    thinking_token_budget: Unsupported = None
+    use_beam_search: Unsupported = None
 
     @field_validator(
         *("audio", "web_search_options", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
@@ -99,7 +123,10 @@ class SamplingOptions(UnsupportedFields):
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]] | None = None
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]] | None,
+        WithJsonSchema(_LOGIT_BIAS_SCHEMA),
+    ] = None
     """Token ids, as decimal strings, to what is added to their logits."""
     seed: Int64 | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -119,7 +146,7 @@ class SamplingOptions(UnsupportedFields):
     priority: Int64 | None = None
     """Lower is earlier. Where nothing else names a class, below 0 asks for tier `fast`, above 0 for `flex`."""
     service_tier: str | None = None
-    slo: Any = None
+    slo: Annotated[Any, WithJsonSchema(_SLO_SCHEMA)] = None
     """{class, ttft_ms, tpot_ms, e2e_deadline_ms, degrade}"""
 
     @field_validator("logit_bias", mode="before")

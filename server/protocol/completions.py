@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.protocol.common import FinishReason, SamplingOptions, Usage
+from server.protocol.common import FinishReason, SamplingOptions, Unsupported, Usage
 
 MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
@@ -67,7 +67,7 @@ class CompletionRequest(SamplingOptions):
     """The answer begins with the prompt."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
-    suffix: Any = None
+    suffix: Unsupported = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer puts its begin token before a text prompt; default true."""
 
