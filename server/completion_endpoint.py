@@ -38,6 +38,7 @@ class CompletionEndpoint:
             )
         for prompt in _prompts(body):
             if not isinstance(prompt, str):
+                fit_max_tokens(body.asked_max_tokens, len(prompt), ready, "prompt")  # before millions are looked at
                 _check_ids(prompt, ready.vocab_size)
 
     async def plan(self, body: CompletionRequest, ready: Ready, service: Service) -> GenerationPlan:

@@ -10,15 +10,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.asgi import send_error
 from server.errors import ApiError, invalid_request
 
+LINGER_FACTOR = 16
+"""A body of up to so many times the limit is thrown away as it comes, so that its sender gets to read the answer: a
+connection that is closed while data is under way is reset. A larger one is not worth it."""
 
-def too_large(max_bytes: int) -> ApiError:
-    """413. The connection is closed: what is left of the body is not read."""
+
+def too_large(max_bytes: int, *, closes: bool) -> ApiError:
+    """413. Where it closes the connection, what is left of the body is not read."""
     return ApiError(
         413,
         f"the body is larger than {max_bytes} bytes, the limit of this server: send less",
         kind="invalid_request_error",
         code="body_too_large",
-        headers={"connection": "close"},
+        headers={"connection": "close"} if closes else None,
     )
 
 
@@ -48,12 +52,12 @@ class BodyLimits:
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
         if any(not length.isdigit() for length in lengths):
             await send_error(invalid_request("content-length is not a number of bytes", "content-length"), send)
-        elif any(int(length) > self._max_bytes for length in lengths if len(length) < 20) or any(
-            len(length) >= 20 for length in lengths
-        ):
-            await send_error(too_large(self._max_bytes), send)
-        else:
-            await self._app(scope, _LimitedBody(receive, self._max_bytes, self._timeout_s).receive, send)
+            return
+        length = max((int(length[:20]) for length in lengths), default=0)  # twenty digits are more than enough
+        if length > self._max_bytes:
+            await send_error(too_large(self._max_bytes, closes=length > LINGER_FACTOR * self._max_bytes), send)
+            return
+        await self._app(scope, _LimitedBody(receive, self._max_bytes, self._timeout_s).receive, send)
 
 
 class _LimitedBody:
@@ -82,5 +86,5 @@ class _LimitedBody:
             self._num_bytes += len(message.get("body", b""))
             self._is_complete = not message.get("more_body", False)
             if self._num_bytes > self._max_bytes:
-                raise too_large(self._max_bytes)
+                raise too_large(self._max_bytes, closes=True)
         return message

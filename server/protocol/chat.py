@@ -106,8 +106,17 @@ class ChatMessage(RequestBody):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it: one text, and no nulls."""
         content = self.content
-        message = self.model_dump(exclude_none=True)
-        message["content"] = content if isinstance(content, str) else "\n".join(part.as_text for part in content or ())
+        text = content if isinstance(content, str) else "\n".join(part.as_text for part in content or ())
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        more = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content,
+            "reasoning": self.reasoning,
+        }
+        message |= {key: value for key, value in more.items() if value is not None}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message
 
 

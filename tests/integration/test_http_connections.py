@@ -297,6 +297,20 @@ def test_gigabyte_is_refused_before_it_is_sent() -> None:
     _serve(body)
 
 
+def test_body_somewhat_over_the_limit_is_thrown_away_and_its_sender_reads_the_413() -> None:
+    async def body(h: Harness, network: Network) -> None:
+        client = await network.connect()
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000
+        )
+        assert b"413" in await client.read_until(b"\r\n\r\n")
+        await client.read_until(b"}}")
+        await client.send(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (await client.read_all()).startswith(b"HTTP/1.1 200 ")
+
+    _serve(body, max_body_bytes=65536)
+
+
 def test_endless_chunks_are_refused_at_the_limit() -> None:
     async def body(h: Harness, network: Network) -> None:
         client = await network.connect()
