@@ -103,8 +103,8 @@ def _middlewares(service: Service) -> list[Middleware]:
     return [
         *chain,
         Middleware(Auth, keys=ApiKeys(config.api_keys), open_paths=open_paths),
-        Middleware(DrainGate, lifecycle=service.lifecycle),
         Middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s),
+        Middleware(DrainGate, lifecycle=service.lifecycle),
     ]
 
 

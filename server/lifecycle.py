@@ -7,6 +7,7 @@ On SIGTERM: `/readyz` says 503 at once, new requests get 503 and `connection: cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.asgi import send_error
-from server.errors import draining
+from server.errors import ApiError, draining
 from server.interruption import Interruption, ServerEnds
 
 logger = logging.getLogger(__name__)
 OPEN_WHILE_DRAINING = frozenset({"/health", "/livez", "/readyz", "/metrics"})
 END_GRACE_S = 2.0
 """Time to send an error to what was cut off."""
+DISCARD_TIMEOUT_S = 1.0
 
 
 class Lifecycle:
@@ -87,6 +89,15 @@ class DrainGate:
             scope["type"] == "http" and self._lifecycle.is_draining and scope["path"] not in OPEN_WHILE_DRAINING
         )
         if is_refused:
+            await _discard_body(receive)
             await send_error(draining(), send)
         else:
             await self._app(scope, receive, send)
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Take what is under way: a connection that is closed before is reset, and the client would not read the answer."""
+    with contextlib.suppress(TimeoutError, ApiError):
+        async with asyncio.timeout(DISCARD_TIMEOUT_S):
+            while (await receive()).get("more_body", False):
+                pass

@@ -365,8 +365,9 @@ def test_signal_drains_and_ends_the_server_with_the_socket_open_meanwhile() -> N
                 await until(lambda: len(h.engine.live) == 3, "three running requests")
                 server.handle_exit(signal.SIGTERM, None)
                 assert (await client.get("/readyz")).status_code == 503
-                refused = await client.post("/v1/chat/completions", json=request)
-                assert refused.status_code == 503 and refused.headers["connection"] == "close"
+                for size in (1, 3_000_000):  # also one that is still being sent when the answer is clear
+                    refused = await client.post("/v1/chat/completions", json=request | {"user": "u" * size})
+                    assert refused.status_code == 503 and refused.headers["connection"] == "close"
                 h.engine.release()
                 for response in await asyncio.gather(*running):
                     assert events_of(response)[-1]["choices"][0]["finish_reason"] == "stop"
