@@ -148,8 +148,14 @@ class EngineCore:
         if message.group_id in self._groups:
             logger.error("%s: dropped, a group of that id is live", message.group_id)
             return
-        group, specs = build_group(message, self._eos_token_ids, self._block_size)
-        verdict = self._scheduler.add(specs, now_s)
+        try:
+            group, specs = build_group(message, self._eos_token_ids, self._block_size)
+            verdict = self._scheduler.add(specs, now_s)
+        except (ValueError, OverflowError) as error:  # what the server should have found must not end the others
+            logger.error("%s: refused, it makes no sense: %s", message.group_id, error)
+            reason = RefusalReason.NEVER_FITS.value
+            report.refused.append(GroupRefused(group_id=message.group_id, reason=reason, message=str(error)))
+            return
         report.actions.append(AddAction(specs, now_s, verdict))
         if verdict.kind is VerdictKind.REFUSE:
             assert verdict.reason is not None

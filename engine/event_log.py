@@ -8,6 +8,7 @@ holds the inputs of a step that kills the process, and `UpdateFrame` after it. E
 from __future__ import annotations
 
 import hashlib
+import logging
 import struct
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from scheduler.link import LinkSnapshot
 from scheduler.output import FinishedRequest, SchedulerOutput, StepResult, Verdict
 from scheduler.request import RequestSpec
 from scheduler.slo import SLOClass
+
+logger = logging.getLogger(__name__)
 
 VERSION = 1
 _MAGIC = b"HRLOG\x00\x00\x01"
@@ -88,7 +91,10 @@ def digest(value: SchedulerOutput | tuple[FinishedRequest, ...]) -> bytes:
 
 
 class EventLog:
-    """Appends frames to a file; what was appended survives a kill of the process."""
+    """Appends frames to a file; what was appended survives a kill of the process.
+
+    A disk that is full ends the recording, not the engine.
+    """
 
     def __init__(self, path: Path, header: Header) -> None:
         """Open or make the file; a frame torn off by a kill is cut away first.
@@ -97,6 +103,7 @@ class EventLog:
             EventLogError: the file exists and is not an event log.
             OSError: it cannot be written.
         """
+        self._has_failed = False
         path.touch()
         self._file: BinaryIO = path.open("r+b", buffering=0)
         try:
@@ -120,8 +127,18 @@ class EventLog:
         self._file.close()
 
     def _append(self, frame: Frame) -> None:
+        if self._has_failed:
+            return
         payload = _ENCODER.encode(frame)
-        self._file.write(_FRAME_HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+        data = _FRAME_HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        try:
+            num_written: int | None = self._file.write(data)
+        except OSError as error:
+            num_written = None
+            logger.error("the event log cannot be written: %s", error)
+        if num_written != len(data):
+            self._has_failed = True
+            logger.error("the event log ends before a frame of %d bytes", len(data))
 
 
 def read_frames(path: Path) -> Iterator[Frame]:

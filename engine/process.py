@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.clock import MonotonicClock
 from engine.core import EngineCore
-from engine.errors import EngineStartError
+from engine.errors import EngineError, EngineStartError
 from engine.event_log import EventLog, Header
 from engine.loop import EngineLoop
 from engine.messages import AddGroup, Fatal, Progress, Ready, SLORequest
@@ -38,7 +38,8 @@ def serve(config: ProcessConfig, make_runner: RunnerFactory) -> int:
     try:
         _serve(config, make_runner, sockets, parent)
     except Exception as error:  # the loop's outermost: whatever it is, the server is told before the process ends
-        logger.exception("the engine ends")
+        # An error of our own names its cause itself; the others are bugs, or come from a library.
+        logger.error("the engine ends: %s", error, exc_info=None if isinstance(error, EngineError) else error)
         sockets.send(Fatal(message=_describe(error)))
         return EXIT_FATAL
     finally:
@@ -51,7 +52,7 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
     started_s = clock.now_s()
     classes = config.slo_classes
     sockets.send(Progress(phase="starting", fraction=0.0))
-    built = make_runner(config, lambda phase, fraction: sockets.send(Progress(phase=phase, fraction=fraction)))
+    built = _build(config, make_runner, sockets)
     sockets.send(Progress(phase="warming up", fraction=0.0))
     warm_up(config, built, clock)
     prefill_s_per_token = warm_up(config, built, clock)
@@ -71,6 +72,14 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
         longest_step_s = prefill_s_per_token * config.scheduler.max_num_batched_tokens
         sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s))
         EngineLoop(core, sockets, clock, parent).run()
+
+
+def _build(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSockets) -> BuiltRunner:
+    """Raises EngineError: the model or an option is at fault."""
+    try:
+        return make_runner(config, lambda phase, fraction: sockets.send(Progress(phase=phase, fraction=fraction)))
+    except (OSError, ValueError) as error:
+        raise EngineStartError(str(error)) from error
 
 
 def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> float:
@@ -155,4 +164,4 @@ def _ignore_signals() -> None:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, EngineStartError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"

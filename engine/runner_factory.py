@@ -46,10 +46,10 @@ def max_model_len(wanted_tokens: int | None, model_max_len: int, kv_cache_tokens
     if wanted_tokens is None:
         return limit
     if wanted_tokens > model_max_len:
-        raise ValueError(f"max_model_len_tokens is {wanted_tokens}, the model allows {model_max_len}; ask for less")
+        raise ValueError(f"--max-model-len is {wanted_tokens}, the model allows {model_max_len} tokens; ask for less")
     if wanted_tokens > kv_cache_tokens:
         raise ValueError(
-            f"max_model_len_tokens is {wanted_tokens}, the KV cache holds {kv_cache_tokens} tokens; "
+            f"--max-model-len is {wanted_tokens}, the KV cache holds {kv_cache_tokens} tokens; "
             f"raise --kv-cache-memory or ask for less"
         )
     return wanted_tokens

@@ -248,7 +248,9 @@ class Supervisor:
         if stall_watch.done():
             return stall_watch.result()
         if self.engine.fatal is not None:
-            return f"the engine ended: {self.engine.fatal.message}"
+            return (
+                self.engine.fatal.message if self._ready_s is None else f"the engine ended: {self.engine.fatal.message}"
+            )
         if reader.done():
             error = reader.exception()
             logger.error("a message of the engine could not be handled", exc_info=error)

@@ -250,7 +250,7 @@ def test_the_engine_dies_with_a_killed_parent() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--load-failure", "no such model; run headrace pull"), "ValueError: no such model; run headrace pull"),
+        (("--load-failure", "no such model; run headrace pull"), "no such model; run headrace pull"),
         (("--exit-status", "7"), "ended with status 7\na last word on standard error"),
     ],
 )
@@ -259,7 +259,7 @@ def test_a_first_start_that_fails_says_why_and_is_not_repeated(arguments: tuple[
         supervisor = _supervisor(*arguments)
         with pytest.raises(EngineStartError) as caught:
             await asyncio.wait_for(supervisor.start(), DEADLINE_S)
-        assert message in str(caught.value)
+        assert str(caught.value).endswith(message)
         assert supervisor.pid is None
 
     asyncio.run(run())
@@ -334,7 +334,7 @@ def test_steps_that_fail_again_and_again_end_the_process_with_a_reason(caplog: p
                 deltas = await _generate(supervisor, _group(f"bad{i}", (CRASH_TOKEN_ID,)))
                 assert [delta.finish_reason for delta in deltas] == ["error"]
             await _until(lambda: supervisor.pid not in (None, first_pid), "the next process")
-            assert "the engine ended: RepeatedStepFailure: 3 steps in a row failed" in caplog.text
+            assert "the engine ended: 3 steps in a row failed" in caplog.text
             await _until(lambda: supervisor.engine.state is EngineState.READY, "the engine to come back")
             await _assert_works(supervisor)
 

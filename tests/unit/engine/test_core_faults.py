@@ -57,3 +57,13 @@ def test_a_step_that_works_starts_the_count_of_failures_over() -> None:
         harness.run(add_group(f"good{i}", PROMPT))
         harness.core.raise_if_failing()
     assert harness.finish_reasons["good5", 0] == "length" and harness.finish_reasons["bad5", 0] == "error"
+
+
+@pytest.mark.parametrize("prompts", [((),), (), ((20, 2**31),)])
+def test_a_group_that_makes_no_sense_is_refused_alone(prompts: tuple[tuple[int, ...], ...]) -> None:
+    harness = EngineHarness()
+    outputs = harness.turn(add_group("good", PROMPT), add_group("bad", *prompts))
+    assert [(refused.group_id, refused.reason) for refused in outputs.refused] == [("bad", "never_fits")]
+    harness.run()
+    assert tuple(harness.tokens["good", 0]) == fake_output(PROMPT, 4)
+    harness.assert_nothing_is_left()

@@ -153,3 +153,17 @@ def test_frames_are_length_and_checksum_prefixed(tmp_path: Path) -> None:
     data = path.read_bytes()
     (length,) = struct.unpack_from("<I", data, 8)
     assert msgspec.msgpack.decode(data[16 : 16 + length])["type"] == "header"
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "log"
+    harness = EngineHarness(event_log_path=path)
+    harness.run(add_group("before", PROMPT))
+    assert harness.event_log is not None
+    harness.event_log._file.close()
+    harness.event_log._file = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115 - the log closes it
+    harness.run(add_group("after", PROMPT))
+    harness.event_log.close()
+    assert harness.finish_reasons["after", 0] == "length"
+    assert caplog.text.count("the event log ends") == 1
+    assert replay(path).num_steps == 4

@@ -11,7 +11,7 @@ def test_the_models_limit_is_capped_by_the_kv_cache() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [(4096, "is 4096, the model allows 2048"), (1024, "the KV cache holds 512 tokens; raise --kv-cache-memory")],
+    [(4096, "is 4096, the model allows 2048 tokens"), (1024, "the KV cache holds 512 tokens; raise --kv-cache-memory")],
 )
 def test_more_than_there_is_names_the_limit(wanted: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
