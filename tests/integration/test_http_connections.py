@@ -169,7 +169,7 @@ def test_abort_of_one_request_leaves_the_others_alone() -> None:
     _serve(body)
 
 
-def test_thousand_killed_clients_leave_nothing_behind() -> None:
+def test_killed_clients_leave_nothing_behind() -> None:
     """Case 8."""
 
     async def body(h: Harness, network: Network) -> None:
