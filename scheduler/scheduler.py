@@ -171,6 +171,10 @@ class Scheduler:
             request.check()
             self._steps.check(request)
             assert request.num_preemptions <= self._config.max_preemptions, f"{request.request_id}: preempted too often"
+        for request in self._queue.parked():
+            leader = self._requests[request.spec.leader_id or ""]
+            assert leader.num_computed_tokens < request.spec.num_prompt_tokens, f"{request.request_id}: parked for long"
+            assert leader.status is RequestStatus.RUNNING or leader.num_preemptions == 0
 
     # The moves of `schedule`.
 
@@ -218,7 +222,7 @@ class Scheduler:
         num_missing -= self._steps.num_blocks_coming()
         if num_missing > 0 and plan.num_victims_left > 0:
             victims = self._preemption.victims_for_block(request, num_missing, plan.num_victims_left)
-            plan.beneficiary = None
+            assert plan.beneficiary is None, "the room made for the head was to leave enough for this token"
             for victim in victims or [request]:
                 self._preempt(victim, plan)
         if request.status is RequestStatus.RUNNING and self._kv.pool.num_free_blocks > 0:

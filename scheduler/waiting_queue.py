@@ -45,6 +45,10 @@ class WaitingQueue:
         for request in self._parked.pop(leader_id, ()):
             bisect.insort(self._ready, (request.order, request))
 
+    def parked(self) -> list[Request]:
+        """Those that wait for their leader's prompt."""
+        return [request for siblings in self._parked.values() for request in siblings]
+
     def head(self) -> Request | None:
         """The first whose turn it is; parked ones have none."""
         return self._ready[0][1] if self._ready else None
@@ -82,8 +86,8 @@ class WaitingQueue:
 
     def check(self, waiting: Iterable[Request]) -> None:
         """Assert that exactly `waiting` are here, in order, and that the sums are theirs."""
-        parked = [r for siblings in self._parked.values() for r in siblings]
-        here = [r for _, r in self._ready] + parked
+        here = [r for _, r in self._ready] + self.parked()
+        assert all(self._parked.values()), "a leader without parked choices is kept"
         expected = list(waiting)
         assert len(here) == len(expected) == self.num_requests and set(here) == set(expected)
         assert all(a[0] < b[0] for a, b in zip(self._ready, self._ready[1:], strict=False)), "out of order"

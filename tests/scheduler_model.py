@@ -1,31 +1,18 @@
-"""An engine core without an engine: drives a Scheduler, keeps its own books, and checks every step against them.
-
-What is written down here is what users are owed, computed from the calls alone: one outcome a request, the right
-tokens in every block, budgets, ranks, order, progress. The scheduler's own `check()` is called besides.
-"""
+"""An engine core without an engine: drives a Scheduler and its twin, computes on `DeviceModel`, keeps the books."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scheduler.config import SchedulerConfig
 from scheduler.link import NO_LINK
-from scheduler.output import (
-    FinishedRequest,
-    RequestResult,
-    ScheduledRequest,
-    SchedulerOutput,
-    StepResult,
-    Verdict,
-    VerdictKind,
-)
+from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult, Verdict, VerdictKind
 from scheduler.request import FinishReason, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLO, SLOClass, SLOClasses
-from tests.device_model import STOP_TOKEN, DeviceModel, ModelSequence, PrefixIds, block_hashes
+from tests.device_model import STOP_TOKEN, DeviceModel, block_hashes
+from tests.scheduler_books import Part, SchedulerBooks, Step
 
 T = TypeVar("T")
 
@@ -49,58 +36,19 @@ def small_classes(queue_cap_tokens: int = 60, max_wait_s: float = 20.0) -> SLOCl
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One request's part of a step, with its block table at that moment."""
-
-    scheduled: ScheduledRequest
-    sequence: ModelSequence
-    table: tuple[int, ...]
-
-
-@dataclasses.dataclass
-class Step:
-    """A step that was scheduled and not updated."""
-
-    output: SchedulerOutput
-    parts: tuple[Part, ...]
-    executed: bool = False
-    void: set[str] = dataclasses.field(default_factory=set)
-    """Requests preempted since: their results are discarded."""
-    tokens: dict[str, int] = dataclasses.field(default_factory=dict)
-
-
-class SchedulerModel:
-    """Feeds two equal schedulers and asserts that they agree with each other and with the books."""
+class SchedulerModel(SchedulerBooks):
+    """Feeds two equal schedulers; asserts that they agree with each other, with the books and with the device."""
 
     def __init__(self, config: SchedulerConfig, classes: SLOClasses, num_blocks: int, max_model_len: int) -> None:
-        self.config = config
-        self.classes = classes
-        self.num_blocks = num_blocks
-        self.max_model_len = max_model_len
+        super().__init__(config, classes, num_blocks, max_model_len)
         self.scheduler = Scheduler(config, classes, num_blocks, max_model_len)
         self._twin = Scheduler(config, classes, num_blocks, max_model_len)
         self._device = DeviceModel(num_blocks, config.block_size)
-        self._prefix_ids = PrefixIds()
-        self.now_s = 0.0
-        self.live: dict[str, ModelSequence] = {}
-        self.outcomes: dict[str, str] = {}
-        self.steps: deque[Step] = deque()
         self.failing: set[str] = set()
         """Requests whose next result is an error."""
-        self._tables: dict[str, list[int]] = {}  # of running requests
-        self._positions: dict[str, int] = {}  # past everything scheduled
-        self._computed: dict[str, int] = {}  # past everything updated
-        self._pending: dict[str, int] = {}  # samples in flight
-        self._num_preemptions: dict[str, int] = {}
-        self._started_groups: set[str] = set()
-        self._admitted: set[str] = set()
+        self.retries: list[tuple[float, dict[str, Any]]] = []
+        """Groups refused for want of room: when to come back, and what was asked for."""
         self._num_groups = 0
-        self.num_copies = 0
-        self.num_preemptions = 0
-        self.num_started_prompt_tokens = 0
-
-    # -- calls
 
     def _both(self, call: Callable[[Scheduler], T]) -> T:
         first, second = call(self.scheduler), call(self._twin)
@@ -117,6 +65,23 @@ class SchedulerModel:
         reads_prefix_cache: bool = True,
     ) -> Verdict:
         """Offer a group; judge the verdict."""
+        asked = {"prompts": prompts, "n": n, "max_tokens": max_tokens, "slo": slo, "salt": salt}
+        specs, chains = self._specs(prompts, n, max_tokens, slo, salt, reads_prefix_cache)
+        verdict = self._both(lambda s: s.add(tuple(specs), self.now_s))
+        self._judge(verdict, specs)
+        if verdict.retry_after_s is not None:
+            self.retries.append((self.now_s + verdict.retry_after_s, asked))
+        for index, (spec, chain) in enumerate(zip(specs, chains, strict=True)):
+            if verdict.kind is VerdictKind.REFUSE:
+                self._end(spec.request_id, "refused")
+            else:
+                self.live[spec.request_id] = self._sequence(spec, index, verdict.granted, chain)
+        return verdict
+
+    def _specs(
+        self, prompts: list[list[int]], n: int, max_tokens: int, slo: SLO, salt: str, reads_prefix_cache: bool
+    ) -> tuple[list[RequestSpec], list[list[int]]]:
+        """Choice i has prompt i // n; also the prefix ids of each choice's prompt."""
         group_id = f"g{self._num_groups}"
         self._num_groups += 1
         specs: list[RequestSpec] = []
@@ -144,47 +109,7 @@ class SchedulerModel:
                     )
                 )
                 chains.append(list(chain))
-        verdict = self._both(lambda s: s.add(tuple(specs), self.now_s))
-        self._judge(verdict, specs)
-        for index, (spec, chain) in enumerate(zip(specs, chains, strict=True)):
-            if verdict.kind is VerdictKind.REFUSE:
-                self._end(spec.request_id, "refused")
-            else:
-                self.live[spec.request_id] = self._sequence(spec, index, verdict.granted, chain)
-        return verdict
-
-    def _sequence(self, spec: RequestSpec, index: int, granted: str, chain: list[int]) -> ModelSequence:
-        slo_class = self.classes.get(granted)
-        rank = slo_class.rank if self.config.scheduler_policy == "priority" else 0
-        ttft_s = slo_class.ttft_s(spec.num_prompt_tokens) if spec.slo.ttft_s is None else spec.slo.ttft_s
-        deadline_s = spec.arrival_s + (ttft_s if self.config.scheduler_policy == "priority" else 0.0)
-        spec = dataclasses.replace(spec, slo=dataclasses.replace(spec.slo, granted=granted))
-        return ModelSequence(
-            spec,
-            rank,
-            (rank, deadline_s, spec.arrival_s, spec.group_id, index),
-            (rank, spec.arrival_s, spec.group_id, index),
-            self._prefix_ids,
-            chain,
-            len(spec.block_hashes),
-            spec.num_prompt_tokens,
-        )
-
-    def _judge(self, verdict: Verdict, specs: list[RequestSpec]) -> None:
-        """NEVER_FITS exactly if a choice can never run alone; a refusal that can be retried says when."""
-        fits = all(
-            s.num_prompt_tokens + s.max_tokens <= self.max_model_len
-            and -(-(s.num_prompt_tokens + max(s.max_tokens - 1, 0)) // self.config.block_size) <= self.num_blocks
-            for s in specs
-        ) and len(specs) <= (self.config.max_num_seqs + self.config.max_queued_requests)
-        refused = verdict.kind is VerdictKind.REFUSE
-        assert (verdict.reason is not None and verdict.reason.value == "never_fits") == (not fits)
-        if refused and fits:
-            assert verdict.retry_after_s is not None and verdict.retry_after_s > 0
-            assert self.live, "an idle instance refused what it can serve"
-        assert refused or verdict.granted in self.classes.names
-        if verdict.kind is VerdictKind.DEGRADE:
-            assert specs[0].slo.may_degrade and verdict.granted == self.classes.get(specs[0].slo.granted).degrade_to
+        return specs, chains
 
     def abort(self, request_ids: list[str]) -> None:
         """Cancel; ids may be unknown, finished or repeated."""
@@ -249,159 +174,6 @@ class SchedulerModel:
             sequence.request_id, int(scheduled.samples), FinishReason.STOP if is_stop else None, hashes
         )
 
-    def _expected_finishes(self, step: Step, result: StepResult) -> list[str]:
-        """Commit the step to the books; who is done by them."""
-        done = []
-        for part, one in zip(step.parts, result.results, strict=True):
-            name, sequence, scheduled = part.sequence.request_id, part.sequence, part.scheduled
-            if name not in self.live:
-                continue
-            if one.finish_reason is FinishReason.ERROR:
-                done.append(name)
-                continue
-            if name in step.void:
-                continue
-            self._computed[name] = scheduled.num_computed_tokens + scheduled.num_tokens
-            if scheduled.samples:
-                self._pending[name] -= 1
-                sequence.num_committed_tokens += 1
-            spec = sequence.spec
-            num_output = sequence.num_committed_tokens - spec.num_prompt_tokens
-            is_full = num_output >= spec.max_tokens and self._computed[name] >= spec.num_prompt_tokens
-            if one.finish_reason is FinishReason.STOP or is_full:
-                done.append(name)
-        return done
-
-    # -- books
-
-    def _end(self, request_id: str, outcome: str) -> None:
-        assert request_id not in self.outcomes, f"{request_id}: {self.outcomes[request_id]}, then {outcome}"
-        self.outcomes[request_id] = outcome
-
-    def _leave(self, request_id: str, outcome: str) -> None:
-        self._end(request_id, outcome)
-        del self.live[request_id]
-        self._stop_running(request_id)
-
-    def _stop_running(self, request_id: str) -> None:
-        for book in (self._tables, self._positions, self._computed, self._pending):
-            book.pop(request_id, None)
-
-    def _apply(self, output: SchedulerOutput) -> list[str]:
-        """Enter a step into the books; returns who started."""
-        assert output.num_tokens <= self.config.max_num_batched_tokens
-        assert len({s.request_id for s in output.scheduled}) == len(output.scheduled)
-        starts = []
-        for scheduled in output.scheduled:
-            name = scheduled.request_id
-            sequence = self.live[name]
-            if name not in self._tables:
-                starts.append(name)
-                self._start(scheduled, sequence, output)
-            else:
-                assert scheduled.first_block == len(self._tables[name])
-                assert scheduled.num_computed_tokens == self._positions[name]
-                self._tables[name].extend(scheduled.new_block_ids)
-            end = scheduled.num_computed_tokens + scheduled.num_tokens
-            known = sequence.num_committed_tokens + self._pending[name]
-            assert scheduled.num_tokens >= 1 and end <= known
-            assert end <= sequence.spec.num_prompt_tokens + max(sequence.spec.max_tokens - 1, 0)
-            assert scheduled.samples == (end == known and sequence.spec.max_tokens > 0)
-            assert len(self._tables[name]) * self.config.block_size >= end
-            self._positions[name] = end
-            self._pending[name] += scheduled.samples
-        assert len(self._tables) <= self.config.max_num_seqs
-        targets = {c.target for c in output.block_copies}
-        assert sum(t in targets for table in self._tables.values() for t in table) == len(targets)
-        self.num_copies += len(targets)
-        return starts
-
-    def _start(self, scheduled: ScheduledRequest, sequence: ModelSequence, output: SchedulerOutput) -> None:
-        name, spec = scheduled.request_id, sequence.spec
-        assert scheduled.first_block == 0
-        self._tables[name] = list(scheduled.new_block_ids)
-        self._pending[name] = 0
-        self._computed[name] = scheduled.num_computed_tokens
-        self._started_groups.add(spec.group_id)
-        first_time = name not in self._admitted
-        assert first_time == any(a.request_id == name for a in output.admissions)
-        self._admitted.add(name)
-        self.num_started_prompt_tokens += spec.num_prompt_tokens if first_time else 0
-        is_pinned = self._num_preemptions.get(name, 0) >= self.config.max_preemptions
-        last = spec.num_prompt_tokens + max(spec.max_tokens - 1, 0) if is_pinned else sequence.num_committed_tokens
-        assert len(self._tables[name]) * self.config.block_size >= last, f"{name} starts without room"
-        if not self.config.enable_prefix_caching and spec.leader_id is None:
-            assert scheduled.num_computed_tokens == 0
-
-    # -- what must hold
-
-    def _check_expired(self, output: SchedulerOutput) -> None:
-        due = set()
-        for sequence in self.live.values():
-            spec = sequence.spec
-            limit_s = self.classes.get(spec.slo.granted).max_wait_s
-            if spec.slo.e2e_deadline_s is not None:
-                limit_s = min(limit_s, spec.slo.e2e_deadline_s)
-            if spec.group_id not in self._started_groups and self.now_s >= spec.arrival_s + limit_s:
-                due.add(spec.group_id)
-        assert {e.group_id for e in output.expired} == due and len(output.expired) == len(due)
-        for name in [n for n, s in self.live.items() if s.spec.group_id in due]:
-            self._leave(name, "expired")
-
-    def _check_preempted(self, output: SchedulerOutput, running: dict[str, ModelSequence]) -> None:
-        """Victims are the least senior unpinned ones, and are preempted at most `max_preemptions` times."""
-        assert len(output.preempted) <= self.config.max_victims_per_step
-        assert not set(output.preempted) & {s.request_id for s in output.scheduled}
-        for name in output.preempted:
-            assert name in running, f"{name} is preempted and does not run"
-            self._num_preemptions[name] = self._num_preemptions.get(name, 0) + 1
-            self.num_preemptions += 1
-            assert self._num_preemptions[name] <= self.config.max_preemptions
-            for step in self.steps:
-                if any(p.sequence.request_id == name for p in step.parts):
-                    step.void.add(name)
-            sequence = self.live[name]
-            del sequence.chain[sequence.num_committed_tokens :]
-            self._stop_running(name)
-        for name in output.preempted:
-            for other, sequence in running.items():
-                if other not in output.preempted and other in self.live:
-                    is_pinned = self._num_preemptions.get(other, 0) >= self.config.max_preemptions
-                    assert is_pinned or sequence.seniority < self.live[name].seniority, f"{other} should have yielded"
-
-    def _check_starts(self, output: SchedulerOutput, starts: list[str]) -> None:
-        if output.preempted:
-            assert len(starts) <= 1, "new requests start in a step that preempted"
-            for start in starts:
-                for victim in output.preempted:
-                    assert self.live[start].rank < self.live[victim].rank, f"{victim} yields to its equal {start}"
-            grew = any(s.new_block_ids and s.request_id not in starts for s in output.scheduled)
-            lacked = grew or "no_block_for_decode" in output.reasons
-            assert starts or lacked or self.steps, f"{output.preempted} yield, and nobody gains"
-        for start in starts:
-            for name, sequence in self.live.items():
-                if name not in self._tables and not self._waits_for_leader(sequence):
-                    assert self.live[start].order < sequence.order, f"{start} overtakes {name}"
-
-    def _waits_for_leader(self, sequence: ModelSequence) -> bool:
-        leader_id = sequence.spec.leader_id
-        if leader_id not in self._tables or self._num_preemptions.get(sequence.request_id, 0):
-            return leader_id in self.live and leader_id not in self._admitted
-        return self._computed[leader_id] < sequence.spec.num_prompt_tokens
-
-    def _check_protected(self, output: SchedulerOutput) -> None:
-        """What a step in flight reads or writes, no other request may write, and no copy may overwrite."""
-        used = {b: p.sequence.request_id for step in self.steps for p in step.parts for b in p.table}
-        shared_by = {b: {p.sequence.request_id for s in self.steps for p in s.parts if b in p.table} for b in used}
-        size = self.config.block_size
-        for scheduled in output.scheduled:
-            name, start = scheduled.request_id, scheduled.num_computed_tokens
-            table = self._tables[name]
-            for block in table[start // size : (start + scheduled.num_tokens - 1) // size + 1]:
-                assert shared_by.get(block, {name}) <= {name}, f"{name} writes block {block} of a step in flight"
-        for copy in output.block_copies:
-            assert copy.target not in used, f"block {copy.target} of a step in flight is overwritten"
-
     def check(self) -> None:
         """Between any two calls."""
         self.scheduler.check()
@@ -414,10 +186,6 @@ class SchedulerModel:
         assert len(self.live) <= self.config.max_num_seqs + self.config.max_queued_requests
         if not self._tables and not self.steps:
             assert stats.num_blocks_used == 0, "blocks are lost"
-
-    @property
-    def num_running(self) -> int:
-        return len(self._tables)
 
     def schedule_in_step(self) -> SchedulerOutput:
         """One whole step, with nothing left in flight."""
@@ -439,3 +207,11 @@ class SchedulerModel:
             self.check()
         assert not self.live, f"no end after the work of {kv_tokens} tokens: livelock"
         self.check()
+
+    def retry(self) -> None:
+        """Whoever comes back when told, and finds nobody waiting, is not refused."""
+        for retry_s, asked in self.retries[-5:]:
+            self.now_s = max(self.now_s, retry_s)
+            assert self.add(**asked).kind is not VerdictKind.REFUSE
+            self.abort(list(self.live))
+            self.check()

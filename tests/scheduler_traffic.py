@@ -70,6 +70,7 @@ def run_traffic(
         model.check()
         model.now_s += rng.choice((0.0, 0.1, 0.5))
     model.drain()
+    model.retry()
     return TrafficRun(model, digest.hexdigest(), num_turns, num_head_preemptions, frozenset(kinds))
 
 

@@ -138,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "model"):
             self.model.drain()
+            self.model.retry()
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -36,7 +36,7 @@ def test_traffic_keeps_every_promise(policy: str, caching: bool, num_in_flight: 
     assert {VerdictKind.ADMIT, VerdictKind.QUEUE, VerdictKind.REFUSE} <= run.kinds
 
 
-def test_a_pool_of_three_blocks_serves_everything_that_fits() -> None:
+def test_a_small_pool_serves_everything_that_fits() -> None:
     for num_in_flight in (1, 2):
         run = run_traffic(3, 250, num_in_flight, traffic_config(), num_blocks=5)
         assert offered(run)["length"] > 5

@@ -71,10 +71,10 @@ class TestStep:
         scheduler = make_scheduler(10)
         add(scheduler, make_spec("a", 16, 2))
         run(scheduler, 1)
-        add(scheduler, make_spec("long", 24, 1, arrival_s=1.0), make_spec("short", 4, 1, arrival_s=2.0))
+        add(scheduler, make_spec("long", 20, 1, arrival_s=1.0), make_spec("short", 4, 1, arrival_s=2.0))
         blocked, after = run(scheduler, 2)
         assert (tokens_of(blocked), blocked.reasons) == ({"a": 1}, ("no_blocks",)), "nobody overtakes the head"
-        assert tokens_of(after) == {"long": 24, "short": 4}
+        assert tokens_of(after) == {"long": 20, "short": 4}, "5 blocks fit in 5 only while nothing runs"
 
     def test_fcfs_serves_by_arrival(self) -> None:
         scheduler = make_scheduler(40, scheduler_policy="fcfs", max_num_seqs=1)
@@ -216,6 +216,15 @@ class TestGroup:
             assert (part.num_computed_tokens, part.new_block_ids, part.samples) == (6, (0, target), True)
         stats = scheduler.stats()
         assert (stats.prompt_tokens_computed, stats.prompt_tokens_shared) == (7 + 2, 12)
+
+    def test_a_forked_choice_reports_the_cached_tokens_of_its_leader(self) -> None:
+        scheduler = make_scheduler(20)
+        add(scheduler, make_spec("before", 5, 1, prompt="g"))
+        run(scheduler, 1)
+        scheduler.add(make_group("g", 2, 7, 3), 0.0)
+        first, second = run(scheduler, 2)
+        assert [a.num_cached_tokens for a in (*first.admissions, *second.admissions)] == [4, 4]
+        assert second.admissions[0].ttft_target_s == first.admissions[0].ttft_target_s
 
     def test_choices_wait_while_the_leader_computes_in_chunks(self) -> None:
         scheduler = make_scheduler(20)
@@ -359,25 +368,59 @@ class TestOneStepInFlight:
         assert scheduler.stats().num_blocks_used == 0
         assert scheduler.stats().discarded_tokens == 1
 
-    def test_nobody_is_preempted_for_blocks_that_are_coming(self) -> None:
+    @staticmethod
+    def full_pool_in_flight() -> tuple[Scheduler, SchedulerOutput]:
+        """All 6 blocks are taken, a step with all three requests is in flight, and next b needs a block."""
         scheduler = make_scheduler(6)
-        add(scheduler, make_spec("a", 8, 9), make_spec("b", 7, 9, arrival_s=1.0), make_spec("c", 4, 9, arrival_s=2.0))
+        sizes = (("a", 8), ("b", 7), ("c", 3))
+        add(scheduler, *(make_spec(name, size, 9, arrival_s=float(i)) for i, (name, size) in enumerate(sizes)))
         run(scheduler, 1)
-        first = scheduler.schedule(NOW_S, NO_LINK)
-        assert tokens_of(first) == {"a": 1, "b": 1} and first.preempted == ("c",), "sync: c yields, and a grows"
+        output = scheduler.schedule(NOW_S, NO_LINK)
+        assert tokens_of(output) == {"a": 1, "b": 1, "c": 1} and scheduler.stats().num_blocks_used == 6
+        return scheduler, output
+
+    def test_nobody_is_preempted_for_blocks_that_are_coming(self) -> None:
+        scheduler, first = self.full_pool_in_flight()
+        scheduler.abort(("c",), NOW_S)
         second = scheduler.schedule(NOW_S, NO_LINK)
-        assert second.preempted == ()
         scheduler.check()
-        for output in (first, second):
-            scheduler.update(output, result_of(output), NOW_S)
+        assert (tokens_of(second), second.preempted) == ({"a": 1}, ())
+        assert second.reasons == ("no_block_for_decode",)
+        scheduler.update(first, result_of(first), NOW_S)
+        assert tokens_of(scheduler.schedule(NOW_S, NO_LINK)) == {"a": 1, "b": 1}
 
     def test_a_victim_in_flight_keeps_its_blocks_until_its_step_is_done(self) -> None:
-        scheduler = make_scheduler(4)
-        add(scheduler, make_spec("a", 7, 9), make_spec("b", 7, 9, arrival_s=1.0))
-        first = scheduler.schedule(NOW_S, NO_LINK)
-        assert tokens_of(first) == {"a": 7}, "the watermark keeps b out"
-        scheduler.update(first, result_of(first), NOW_S)
+        scheduler, first = self.full_pool_in_flight()
+        second = scheduler.schedule(NOW_S, NO_LINK)
         scheduler.check()
+        assert (tokens_of(second), second.preempted) == ({"a": 1}, ("c",))
+        assert scheduler.stats().num_blocks_used == 6
+        scheduler.update(first, result_of(first), NOW_S)
+        assert scheduler.stats().discarded_tokens == 1, "c's sample came too late"
+        assert tokens_of(scheduler.schedule(NOW_S, NO_LINK)) == {"a": 1, "b": 1}
+        scheduler.check()
+
+    def test_hashes_that_come_with_a_void_result_are_kept(self) -> None:
+        """They name c's tokens; without them the next hash would be taken for the first block's."""
+        scheduler, first = self.full_pool_in_flight()
+        second = scheduler.schedule(NOW_S, NO_LINK)
+        assert second.preempted == ("c",)
+        results = [
+            dataclasses.replace(r, new_block_hashes=(b"c:0",) if r.request_id == "c" else ())
+            for r in result_of(first).results
+        ]
+        scheduler.update(first, StepResult(first.step_id, tuple(results)), NOW_S)
+        scheduler.update(second, result_of(second), NOW_S)
+        scheduler.abort(("a", "b"), NOW_S)
+        end = 0
+        while end < 8:
+            output = scheduler.schedule(NOW_S, NO_LINK)
+            (part,) = output.scheduled
+            end = part.num_computed_tokens + part.num_tokens
+            result = RequestResult("c", 1, None, (b"c:1",) if end == 8 else ())
+            scheduler.update(output, StepResult(output.step_id, (result,)), NOW_S)
+        add(scheduler, dataclasses.replace(make_spec("d", 9, 1), block_hashes=(b"c:0", b"c:1")))
+        assert step(scheduler)[0].admissions[0].num_cached_tokens == 8
 
 
 class TestMisuse:
