@@ -20,6 +20,7 @@ from engine.clock import MonotonicClock
 from engine.core import EngineCore
 from engine.event_log import EventLog, Header
 from engine.messages import AddGroup, SLORequest, encode
+from engine.model_runner_output import ModelRunnerOutput
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.link import LinkSnapshot
@@ -57,7 +58,7 @@ class TimedRunner(FakeRunner):
 
     execute_s = 0.0
 
-    def execute(self, output: SchedulerOutput):  # type: ignore[no-untyped-def]
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         started_s = time.perf_counter()
         result = super().execute(output)
         self.execute_s = time.perf_counter() - started_s

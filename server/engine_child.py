@@ -30,9 +30,10 @@ _MAX_LINE_BYTES = 64 * 1024
 def child_environment(environment: Mapping[str, str], threads: int | None) -> dict[str, str]:
     """The environment of an engine process; what the user has set stays.
 
-    OpenMP reads its settings when torch is imported, so they must be there before. Passive waiting costs a third of a
-    small matrix product's speed on an idle machine; with a busy neighbour, which the HTTP process is, spinning threads
-    were measured with a 95th percentile five times that of passive ones (2 processors, 2 threads).
+    OpenMP reads its settings when torch is imported, so they must be there before. Where other processes are busy, and
+    the HTTP process is, spinning threads take the processor from whom they wait for: 32 answers of 30 tokens (SmolLM2,
+    2 threads on 2 processors, load 4-6) took 5.7 s with passive threads, 26-82 s with the default and 48 s with active
+    ones. On an idle machine passive threads cost a third on small matrix products.
     """
     child = dict(environment)
     child.setdefault("OMP_WAIT_POLICY", "passive")
@@ -60,7 +61,7 @@ class EngineChild:
         """
         environment = child_environment(os.environ, config.engine.threads)
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, env=environment
+            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, env=environment, start_new_session=True
         )
         child = EngineChild(process)
         assert process.stdin is not None
