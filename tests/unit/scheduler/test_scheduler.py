@@ -151,6 +151,15 @@ class TestPreemption:
         outputs = run(scheduler, 2)
         assert outputs[1].preempted == ("b",) and tokens_of(outputs[1]) == {"a": 1}
 
+    def test_a_step_preempts_no_more_than_its_bound(self) -> None:
+        """All four lack a block, one is free: b takes d's, and c, which would yield itself, stays as it is."""
+        scheduler = make_scheduler(5, max_victims_per_step=1)
+        add(scheduler, *(make_spec(name, 4, 9, arrival_s=float(i)) for i, name in enumerate("abcd")))
+        _, output = run(scheduler, 2)
+        assert (output.preempted, tokens_of(output)) == (("d",), {"a": 1, "b": 1})
+        assert scheduler.stats().num_running == 3
+        assert step(scheduler)[0].preempted == ("c",)
+
     def test_a_preempted_request_keeps_its_place_and_computes_everything_again(self) -> None:
         scheduler = make_scheduler(5)
         add(scheduler, make_spec("a", 8, 4), make_spec("b", 7, 4, arrival_s=1.0))
@@ -388,6 +397,15 @@ class TestOneStepInFlight:
         assert second.reasons == ("no_block_for_decode",)
         scheduler.update(first, result_of(first), NOW_S)
         assert tokens_of(scheduler.schedule(NOW_S, NO_LINK)) == {"a": 1, "b": 1}
+
+    def test_a_head_takes_nobodys_place_for_blocks_that_are_coming(self) -> None:
+        scheduler, first = self.full_pool_in_flight()
+        scheduler.abort(("b", "c"), NOW_S)
+        add(scheduler, make_spec("head", 4, 1, slo_class="realtime", arrival_s=5.0))
+        second = scheduler.schedule(NOW_S, NO_LINK)
+        assert (tokens_of(second), second.preempted, second.reasons) == ({"a": 1}, (), ("no_blocks",))
+        scheduler.update(first, result_of(first), NOW_S)
+        assert tokens_of(scheduler.schedule(NOW_S, NO_LINK)) == {"a": 1, "head": 4}
 
     def test_a_victim_in_flight_keeps_its_blocks_until_its_step_is_done(self) -> None:
         scheduler, first = self.full_pool_in_flight()
