@@ -24,6 +24,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (normed * weight.float()).to(x.dtype)
 
 
+def add_rms_norm(
+    hidden: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None, post_weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The residual stream with `delta` added, and its norm, both in float32.
+
+    Args:
+        hidden: [T, N] float32, not changed.
+        delta: [T, N]; normalised with `post_weight` [N] before it is added, where that is given.
+    """
+    if delta is not None:
+        hidden = hidden + (delta.float() if post_weight is None else rms_norm(delta.float(), post_weight, eps))
+    return hidden, rms_norm(hidden, weight, eps)
+
+
 def rotate(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
     """Rotary embedding: the pair (x[d], x[d + D/2]) turns by position * inverse_frequencies[d].
 

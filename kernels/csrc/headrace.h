@@ -1,0 +1,115 @@
+// The C ABI of the native kernels: the only thing that Python sees (kernels/native_library.py, kernels/native/*.py).
+//
+// Conventions
+// - Every operation X is `int hr_X(hr_context*, const hr_X_args*)`: 0 on success, HR_OUT_OF_MEMORY if scratch memory
+//   could not be had. Arguments are checked in Python, where there is something to say; here they are trusted.
+// - Arguments are one plain struct: pointers (never kept after the call), counts and strides as int64_t, options as
+//   int32_t. Strides are in elements unless the name says bytes. Python mirrors the struct field by field
+//   (ctypes.Structure); hr_X_args_size() is compared with it when the operation is first called.
+// - Activations are float32, bfloat16 or float16 (hr_dtype); sums are float32. Vectors (norm weights, biases) are
+//   float32 always.
+// - The result of a row depends on that row alone, to the bit: never on the number of rows, of threads, or on which
+//   thread computed it.
+// - No access outside what the arguments name: tails are loaded and stored by count.
+//
+// How to add an operation
+// 1. Here: `typedef struct { ... } hr_X_args;` and a line HR_OPERATION(X) in HR_OPERATIONS.
+// 2. In a *.inc file (listed in kernels.inc): `void X(Context& context, const hr_X_args& args)`. It is compiled once for
+//    each instruction set, in a namespace of its own, with vector.inc (vectors of HR_LANES floats, loads and stores of
+//    every activation dtype, exp and tanh) at hand. HR_AVX512, HR_AVX2, HR_NEON say what intrinsics may be used;
+//    without any of them write plain loops or vector.inc. Work is shared out by context.pool.run(num_tasks, body);
+//    memory for intermediate results is context.scratch.bytes(slot, num_bytes).
+//    A *.inc file includes nothing and calls no function template of the standard library: what the linker merges
+//    across translation units must not hold instructions that the processor may lack.
+// 3. In kernels/native/: the struct's mirror (a subclass of Arguments), and a function that checks shapes and types and
+//    calls library.call(arguments).
+// 4. Its definition in kernels/reference.py, and a test over every instruction set that this machine has.
+#ifndef HEADRACE_H
+#define HEADRACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct hr_context hr_context;
+
+enum hr_status { HR_OK = 0, HR_OUT_OF_MEMORY = 1 };
+
+enum hr_dtype { HR_FLOAT32 = 0, HR_BFLOAT16 = 1, HR_FLOAT16 = 2 };
+
+// How a weight matrix lies in memory; the first three are dense, in tiles of 16 rows (dense.inc), the others quant.inc's.
+enum hr_format {
+  HR_FORMAT_FLOAT32 = 0,
+  HR_FORMAT_BFLOAT16 = 1,
+  HR_FORMAT_FLOAT16 = 2,
+  HR_FORMAT_Q8_0 = 8,
+  HR_FORMAT_Q4_0 = 9,
+  HR_FORMAT_Q4_1 = 10,
+  HR_FORMAT_Q5_0 = 11,
+  HR_FORMAT_Q5_1 = 12,
+  HR_FORMAT_Q4_K = 13,
+  HR_FORMAT_Q5_K = 14,
+  HR_FORMAT_Q6_K = 15
+};
+
+// Instruction sets by name: "avx512bf16", "avx512", "avx2", "neon", "generic"; best first.
+// NULL or "" for the best. Returns NULL if this processor or this build has not got it, or memory is short.
+// num_threads counts the caller: 1 makes no thread.
+hr_context* hr_context_create(const char* isa, int32_t num_threads);
+void hr_context_destroy(hr_context*);
+int32_t hr_isa_is_supported(const char* isa);
+const char* hr_context_isa(const hr_context*);
+int32_t hr_context_num_threads(const hr_context*);
+// Memory that operations have taken for intermediate results so far; it only grows.
+int64_t hr_context_scratch_bytes(const hr_context*);
+
+// hidden += delta (or its normalised form, see post_weight); out = hidden / rms(hidden) * weight.
+typedef struct {
+  float* hidden;       // [num_rows, width], changed in place where delta is given
+  int64_t hidden_stride;
+  const void* delta;   // [num_rows, width] of delta_dtype, or NULL
+  int64_t delta_stride;
+  const float* post_weight;  // [width] or NULL: delta is normalised with it before it is added (Gemma 2, 3)
+  const float* weight;       // [width]
+  void* out;           // [num_rows, width] of out_dtype, or NULL: only add
+  int64_t out_stride;
+  int64_t num_rows;
+  int64_t width;
+  float eps;
+  int32_t delta_dtype;
+  int32_t out_dtype;
+} hr_add_rms_norm_args;
+
+// out = x @ weight^T + bias, or out += that. The layout of `weight` is its format's: dense.inc, quant.inc.
+typedef struct {
+  const void* x;       // [num_rows, in_features] of x_dtype
+  int64_t x_stride;
+  const void* weight;  // out_features rows, in tiles of 16; the last one is filled up
+  const float* bias;   // [out_features] or NULL
+  void* out;           // [num_rows, out_features] of out_dtype
+  int64_t out_stride;
+  int64_t num_rows;
+  int64_t in_features;
+  int64_t out_features;
+  int32_t x_dtype;
+  int32_t out_dtype;
+  int32_t format;      // hr_format
+  int32_t accumulate;  // not 0: out += (float32 out only)
+} hr_linear_args;
+
+#define HR_OPERATIONS(HR_OPERATION) \
+  HR_OPERATION(add_rms_norm)
+
+#define HR_DECLARE(name)                                     \
+  int hr_##name(hr_context*, const hr_##name##_args* args);  \
+  size_t hr_##name##_args_size(void);
+HR_OPERATIONS(HR_DECLARE)
+#undef HR_DECLARE
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,24 @@
+"""The native library on every instruction set that this machine has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kernels.native_library import INSTRUCTION_SETS, NativeLibrary, build_library
+
+
+@pytest.fixture(scope="session", params=INSTRUCTION_SETS)
+def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
+    """With two threads, so that work is really shared out."""
+    path = build_library(os.environ)
+    generic = NativeLibrary(path, 1, "generic")
+    supported = generic.supported_isas()
+    generic.close()
+    if request.param not in supported:
+        pytest.skip(f"this processor has no {request.param}")
+    native = NativeLibrary(path, 2, request.param)
+    yield native
+    native.close()
