@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -47,7 +47,6 @@ PATHS = (
     *("/tokenize", "/detokenize", "/health", "/livez", "/readyz", "/metrics", "/version", "/openapi.json"),
 )
 """Templates of all routes: the values that the metrics' label `handler` may have."""
-Background = Callable[[], AbstractAsyncContextManager[None]]
 _ROUTERS = (
     *(chat_routes, completion_routes, model_routes, slo_routes, tokenize_routes, health_routes),
     *(metrics_routes, version_routes),
@@ -56,24 +55,20 @@ _BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, C
 _OUR_ERRORS = (ApiError, EngineError, TemplateError, TextOverloaded, TextTimeout)
 
 
-def create_app(service: Service, background: Background = contextlib.nullcontext) -> FastAPI:
-    """The application.
-
-    Args:
-        background: what runs as long as the server does, such as the supervisor of the engine; entered before the
-            first request, left after the last.
-    """
+def create_app(service: Service) -> FastAPI:
+    """The application; its lifespan watches the event loop. The engine is started and stopped by whoever made it."""
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with background():
-            lag_watch = asyncio.create_task(watch_loop_lag(service.metrics.observe_loop_lag))
-            try:
-                yield
-            finally:
-                lag_watch.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await lag_watch
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if service.config.serve_openapi:
+            await asyncio.to_thread(app.openapi)  # made now, since it would hold up the first streams later
+        lag_watch = asyncio.create_task(watch_loop_lag(service.metrics.observe_loop_lag))
+        try:
+            yield
+        finally:
+            lag_watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await lag_watch
 
     app = DocumentedApi(
         _BODIES,
