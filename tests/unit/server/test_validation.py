@@ -345,3 +345,24 @@ def test_large_bodies_are_parsed_in_a_thread_with_the_same_result() -> None:
         assert error["param"] == "n"
 
     run(body)
+
+
+INTEGERS = (
+    *("top_k", "seed", "n", "max_tokens", "min_tokens", "priority", "best_of", "logprobs", "top_logprobs"),
+    *("max_completion_tokens", "prompt", "stop_token_ids", "truncate_prompt_tokens", "prompt_logprobs"),
+)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_extreme_integers_are_a_400_or_have_a_meaning(path: str) -> None:
+    async def body(h: Harness) -> None:
+        for name in INTEGERS:
+            for value in (-1, -(2**31), 2**31, 2**63, -(2**63) - 1, 10**30):
+                request = _base(path) | {
+                    "max_tokens": 1,
+                    name: [value] if name in ("prompt", "stop_token_ids") else value,
+                }
+                response = await h.client.post(path, json=request)
+                assert response.status_code in (200, 400), (name, value, response.text)
+
+    run(body)
