@@ -34,6 +34,7 @@ from server.queue_places import QueuePlace
 from server.request_body import check_content_type, parse_body, read_raw
 from server.request_id import request_id_of
 from server.request_record import End, RequestRecord
+from server.sampling_options import check_logprobs
 from server.service import Service
 from server.slo_headers import granted_tier, promise_headers
 from server.slo_request import InvalidSLO
@@ -91,8 +92,10 @@ class Exchange(Generic[Body]):
         self._slo, self._num_choices = slo, endpoint.num_choices(body)
         ready = service.ready()
         endpoint.check(body, ready, service)
-        with service.places.take(slo.requested, endpoint.estimate_tokens(body)) as place:
+        most = self._num_choices * ready.max_model_len  # whatever was asked for
+        with service.places.take(slo.requested, min(endpoint.estimate_tokens(body), most)) as place:
             plan = await endpoint.plan(body, ready, service)
+            check_logprobs(plan)
             await self._generate(plan, slo, place)
 
     async def _generate(self, plan: GenerationPlan, slo: SLO, place: QueuePlace) -> None:

@@ -44,8 +44,19 @@ class GenerationPlan:
         """Prompt and output tokens it may come to."""
         return self.num_prompt_tokens + self.num_choices * self.sampling.max_tokens
 
+    @property
+    def num_kept_logprobs(self) -> int:
+        """Log-probabilities that the answer may collect before they are sent: alternatives and chosen tokens."""
+        outputs = 0 if self.streams else self.num_choices * self.sampling.max_tokens
+        prompts = self.n * self.num_prompt_tokens
+        return outputs * _width(self.sampling.num_logprobs) + prompts * _width(self.sampling.num_prompt_logprobs)
+
     def prompt_of(self, choice: int) -> tuple[int, ...]:
         return self.prompts[choice // self.n]
 
     def echo_of(self, choice: int) -> str | None:
         return None if self.echoed_texts is None else self.echoed_texts[choice // self.n]
+
+
+def _width(num_logprobs: int | None) -> int:
+    return 0 if num_logprobs is None else num_logprobs + 1

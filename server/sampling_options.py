@@ -7,9 +7,12 @@ import secrets
 from engine.messages import Ready
 from engine.sampling_params import SamplingParams
 from server.errors import ApiError, context_length_exceeded, invalid_request, shortened
+from server.generation_plan import GenerationPlan
 from server.protocol.common import INT64_MAX, SamplingOptions
 from server.tokenizer import PromptTooLong
 
+MAX_KEPT_LOGPROBS = 1_000_000
+"""Some hundreds of megabytes while the answer is put together."""
 MIN_TOP_P = 1e-6
 """Stands for a top_p of 0: the most probable token alone."""
 
@@ -61,6 +64,20 @@ def _too_long(limit: int, num_prompt: str, num_total: int, num_output: int, para
         f"Please reduce the length of the {param} or completion.",
         param,
     )
+
+
+def check_logprobs(plan: GenerationPlan) -> None:
+    """An answer that would have to be collected from too many log-probabilities is refused: they take memory.
+
+    Raises:
+        ApiError: 400.
+    """
+    if plan.num_kept_logprobs > MAX_KEPT_LOGPROBS:
+        raise invalid_request(
+            f"the answer may come to {plan.num_kept_logprobs} log-probabilities, the limit is {MAX_KEPT_LOGPROBS}: "
+            "ask for fewer tokens, choices or alternatives, or stream it",
+            "logprobs",
+        )
 
 
 def sampling_params(

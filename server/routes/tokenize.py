@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.messages import Ready
-from server.errors import invalid_request
+from server.errors import JSON_MEDIA_TYPE, invalid_request
 from server.openapi import ERRORS, reads_body
 from server.protocol.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from server.request_body import read_body
 from server.service import Service
+from server.tokenizer import Tokenizer
 
 
 def tokenize_routes(service: Service) -> APIRouter:
@@ -25,8 +29,11 @@ def tokenize_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         ready = service.last_ready()
         ids = await _encode(service, body)
-        strings = [service.tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-        return _json(TokenizeAnswer(count=len(ids), max_model_len=ready.max_model_len, tokens=ids, token_strs=strings))
+        tokenizer = service.tokenizer if body.return_token_strs else None
+        raw = await asyncio.to_thread(
+            _tokenize_answer, ids, ready.max_model_len, tokenizer
+        )  # a million tokens take long
+        return Response(raw, media_type=JSON_MEDIA_TYPE)
 
     @router.post(
         "/detokenize",
@@ -38,7 +45,8 @@ def tokenize_routes(service: Service) -> APIRouter:
         body = await read_body(DetokenizeRequest, request)
         service.check_model(body.model)
         _check_ids(body.tokens, service.last_ready())
-        return _json(DetokenizeAnswer(prompt=await service.text.decode(body.tokens, skip_special_tokens=False)))
+        answer = DetokenizeAnswer(prompt=await service.text.decode(body.tokens, skip_special_tokens=False))
+        return Response(answer.model_dump_json(), media_type=JSON_MEDIA_TYPE)
 
     return router
 
@@ -64,5 +72,9 @@ def _check_ids(ids: list[int], ready: Ready) -> None:
         raise invalid_request(f"tokens has {highest}, it must be a token id in 0..{ready.vocab_size - 1}", "tokens")
 
 
-def _json(answer: TokenizeAnswer | DetokenizeAnswer) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+def _tokenize_answer(ids: list[int], max_model_len: int, tokenizer: Tokenizer | None) -> bytes:
+    """A `TokenizeAnswer` as JSON; with the tokens' texts where a tokenizer is given."""
+    strings = None if tokenizer is None else [tokenizer.token_text(token_id) for token_id in ids]
+    return msgspec.json.encode(
+        {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": strings}
+    )

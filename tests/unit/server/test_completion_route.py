@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.fake_async_engine import fake_logprob
-from tests.http_harness import ANSWER, Harness, error_of, events_of, run, text_of
+from tests.http_harness import ANSWER, Harness, error_of, events_of, run, text_of, until
 from tests.openai_shapes import check_completion, check_completion_chunk
 
 
@@ -171,3 +172,31 @@ def test_number_of_choices_is_bounded_over_prompts_and_n() -> None:
         assert (await h.complete(["a"] * 4, n=2, max_tokens=1)).status_code == 200
 
     run(body, max_choices=8)
+
+
+def test_log_probabilities_that_an_answer_collects_are_bounded() -> None:
+    async def body(h: Harness) -> None:
+        options = {"logprobs": 5, "max_tokens": 2000, "n": 100}
+        error = error_of(await h.complete(**options), 400)
+        assert error["param"] == "logprobs" and "1200000" in error["message"]
+        assert (
+            error_of(await h.complete([9] * 2000, echo=True, **{**options, "max_tokens": 0}), 400)["param"]
+            == "logprobs"
+        )
+        assert not h.engine.groups
+        assert (await h.complete(stream=True, **{**options, "n": 2})).status_code == 200
+
+    run(body, max_model_len=4096)
+
+
+def test_absurd_max_tokens_is_a_400_whatever_waits_in_the_queue() -> None:
+    async def body(h: Harness) -> None:
+        h.engine.script.admits = False
+        waiting = asyncio.ensure_future(h.complete(max_tokens=100))
+        await until(lambda: bool(h.engine.groups), "the queue to have one")
+        for max_tokens in (10**6, 2**70):
+            assert error_of(await h.complete(max_tokens=max_tokens), 400)["code"] == "context_length_exceeded"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    run(body)
