@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from scheduler.config import SchedulerConfig
 from scheduler.output import VerdictKind
 from tests.scheduler_traffic import TrafficRun, run_traffic, traffic_config
 
@@ -34,6 +36,24 @@ def test_traffic_keeps_every_promise(policy: str, caching: bool, num_in_flight: 
     assert (run.num_head_preemptions > 0) == (policy == "priority")
     assert stats.discarded_tokens > 0
     assert {VerdictKind.ADMIT, VerdictKind.QUEUE, VerdictKind.REFUSE} <= run.kinds
+
+
+@pytest.mark.parametrize("first_seed", range(0, 40, 10))
+def test_schedulers_of_every_shape_keep_every_promise(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 10):
+        rng = random.Random(seed)
+        max_num_seqs = rng.randint(1, 8)
+        config = SchedulerConfig(
+            max_num_batched_tokens=max_num_seqs + rng.choice((0, 1, 5, 20, 60)),
+            max_num_seqs=max_num_seqs,
+            block_size=rng.choice((1, 2, 4, 8)),
+            max_queued_requests=rng.choice((2, 8, 24)),
+            enable_prefix_caching=rng.random() < 0.7,
+            scheduler_policy=rng.choice(("priority", "priority", "fcfs")),
+            max_preemptions=rng.randint(1, 3),
+            max_victims_per_step=rng.choice((1, 2, 16)),
+        )
+        run_traffic(seed, 200, rng.choice((1, 2)), config, num_blocks=rng.randint(4, 40))
 
 
 def test_a_small_pool_serves_everything_that_fits() -> None:
