@@ -109,8 +109,8 @@ class AdmissionControl:
     def _refuse_full_class(self, slo_class: SLOClass, queue: WaitingQueue, num_tokens: int) -> Verdict:
         queued = queue.num_tokens_by_class[slo_class.name]
         message = (
-            f"class {slo_class.name!r} has {queued} tokens waiting and takes {slo_class.queue_cap_tokens}, this "
-            f"request has {num_tokens}; retry later, lower max_tokens or ask for another class"
+            f"class {slo_class.name!r} has {queued} prompt tokens waiting and takes {slo_class.queue_cap_tokens}, "
+            f"this request has {num_tokens}; retry later, shorten the prompt or ask for another class"
         )
         excess = queued + num_tokens - slo_class.queue_cap_tokens
         return _refuse(slo_class, RefusalReason.CLASS_QUEUE_FULL, message, self._seconds_for(excess))

@@ -50,7 +50,7 @@ class SLOClass:
     share: float
     """Share of step time the class gets when it is backlogged, 0..1."""
     queue_cap_tokens: int
-    """Prompt plus output tokens of queued requests above which the class refuses (429)."""
+    """Prompt tokens of queued requests above which the class refuses (429)."""
     max_wait_s: float
     """A request that has not started by then expires (503)."""
 

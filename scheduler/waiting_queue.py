@@ -9,8 +9,11 @@ from scheduler.request import OrderKey, Request, RequestSpec
 
 
 def num_queued_tokens(spec: RequestSpec) -> int:
-    """What a request counts against its class's cap: its output, and the prompt once for all its choices."""
-    return spec.max_tokens + (spec.num_prompt_tokens if spec.leader_id is None else 0)
+    """What a request counts against its class's cap: the prompt, once for all its choices; at least one token each.
+
+    Not the output: nobody knows its length, and `max_tokens` is a whole context where a client leaves it open.
+    """
+    return spec.num_prompt_tokens if spec.leader_id is None else 1
 
 
 class WaitingQueue:

@@ -25,7 +25,7 @@ class ChatEndpoint:
 
     def estimate_tokens(self, body: ChatRequest) -> int:
         num_chars = sum(message.num_chars for message in body.messages)
-        return num_chars // CHARS_PER_TOKEN + self.num_choices(body) * (body.asked_max_tokens or 0)
+        return num_chars // CHARS_PER_TOKEN
 
     def check(self, body: ChatRequest, ready: Ready, service: Service) -> None:
         check_token_ids(body, ready.vocab_size)

@@ -27,7 +27,7 @@ class CompletionEndpoint:
 
     def estimate_tokens(self, body: CompletionRequest) -> int:
         sizes = (len(p) // CHARS_PER_TOKEN if isinstance(p, str) else len(p) for p in _prompts(body))
-        return sum(sizes) + self.num_choices(body) * body.asked_max_tokens
+        return sum(sizes)
 
     def check(self, body: CompletionRequest, ready: Ready, service: Service) -> None:
         check_token_ids(body, ready.vocab_size)

@@ -26,7 +26,7 @@ class Endpoint(Protocol[Body]):
         """Choices that the body asks for: prompts times n."""
 
     def estimate_tokens(self, body: Body) -> int:
-        """Prompt and output tokens, before anything is tokenized; rather too few than too many."""
+        """Prompt tokens, before anything is tokenized; rather too few than too many."""
 
     def check(self, body: Body, ready: Ready, service: Service) -> None:
         """What depends on the model and costs nothing to check.

@@ -40,11 +40,6 @@ class GenerationPlan:
         return sum(len(prompt) for prompt in self.prompts)
 
     @property
-    def num_queued_tokens(self) -> int:
-        """Prompt and output tokens it may come to."""
-        return self.num_prompt_tokens + self.num_choices * self.sampling.max_tokens
-
-    @property
     def num_kept_logprobs(self) -> int:
         """Log-probabilities that the answer may collect before they are sent: alternatives and chosen tokens."""
         outputs = 0 if self.streams else self.num_choices * self.sampling.max_tokens

@@ -1,18 +1,19 @@
 """Places in the server and in the queues of the classes, taken before a prompt is tokenized.
 
 Tokenizing costs processor time, so an overloaded server must refuse before it: by the number of generations in the
-server (503) and by the tokens that wait in the class's queue (429). At first a prompt's tokens are estimated, then they
-are known. The engine decides again, exactly, with the same caps.
+server (503), and by the prompt tokens that wait in a class (429). Until a prompt is tokenized its tokens are estimated.
+The engine decides again, exactly, by the same caps; what it could start at once is never refused for them, so they
+count here only for a class that the engine has told to be waiting.
 
-A class with an empty queue takes any request: a request larger than the cap would otherwise be told to come back for
-ever.
+A class in which nothing waits takes any request: one larger than the cap would otherwise be told to come back for ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 
-from scheduler.slo import SLOClasses
+from scheduler.slo import SLO, SLOClasses
 from server.errors import overloaded, rate_limited
 
 CHARS_PER_TOKEN = 4
@@ -36,42 +37,47 @@ class QueuePlaces:
         return len(self._places)
 
     def queued_tokens(self, class_name: str) -> int:
-        """Tokens that wait in the class's queue, as far as they are known here."""
+        """Prompt tokens of the requests of a class that were not admitted yet, as far as they are known here."""
         return self._queued_tokens[class_name]
 
-    def take(self, class_name: str, num_tokens: int) -> QueuePlace:
-        """A place for a request of about `num_tokens` prompt and output tokens.
+    def take(self, slo: SLO, num_tokens: int, num_waiting: Mapping[str, int]) -> QueuePlace:
+        """A place for a request of about `num_tokens` prompt tokens.
+
+        Args:
+            num_waiting: what waits in the engine, by class; absent: nothing.
 
         Raises:
-            ApiError: 503, the server is full; 429, the class's queue is.
+            ApiError: 503, the server is full; 429, the class is, and so is the lower one the request consents to.
         """
         if len(self._places) >= self._max_requests:
             raise overloaded(
                 f"the server holds {len(self._places)} requests, its limit is {self._max_requests}: retry later",
                 "server_full",
             )
-        place = QueuePlace(self, class_name)
-        self._add_tokens(class_name, num_tokens)
-        place.num_tokens = num_tokens
-        self._places.add(place)
-        return place
+        lower = self._classes.get(slo.requested).degrade_to if slo.may_degrade else None
+        for name in (slo.requested, lower):
+            if name is not None and self._has_room(name, num_tokens, num_waiting):
+                place = QueuePlace(self, name)
+                place.set_tokens(num_tokens)
+                self._places.add(place)
+                return place
+        raise rate_limited(
+            f"class {slo.requested!r} has {self._queued_tokens[slo.requested]} prompt tokens waiting and takes "
+            f"{self._classes.get(slo.requested).queue_cap_tokens}, this request has about {num_tokens}: "
+            "retry later, shorten the prompt or ask for another class",
+            "class_queue_full",
+        )
 
-    def _add_tokens(self, class_name: str, num_tokens: int) -> None:
-        """Raises ApiError: 429, and nothing was added."""
-        queued, cap = self._queued_tokens[class_name], self._classes.get(class_name).queue_cap_tokens
-        if queued > 0 and queued + num_tokens > cap:
-            raise rate_limited(
-                f"class {class_name!r} has {queued} tokens queued and this request {num_tokens}, "
-                f"its limit is {cap}: retry later or ask for another class",
-                "class_queue_full",
-            )
+    def _has_room(self, name: str, num_tokens: int, num_waiting: Mapping[str, int]) -> bool:
+        queued, cap = self._queued_tokens[name], self._classes.get(name).queue_cap_tokens
+        return queued == 0 or not num_waiting.get(name) or queued + num_tokens <= cap
+
+    def add_tokens(self, class_name: str, num_tokens: int) -> None:
+        """From a place: its part of the queue has changed."""
         self._queued_tokens[class_name] += num_tokens
 
-    def _drop_tokens(self, place: QueuePlace) -> None:
-        self._queued_tokens[place.class_name] -= place.num_tokens
-        place.num_tokens = 0
-
-    def _give_back(self, place: QueuePlace) -> None:
+    def give_back(self, place: QueuePlace) -> None:
+        """From a place: it is free."""
         self._places.discard(place)
 
     def check(self) -> None:
@@ -92,18 +98,13 @@ class QueuePlace:
         """Counted in the class's queue; 0 once it was admitted."""
 
     def set_tokens(self, num_tokens: int) -> None:
-        """The exact number is known.
-
-        Raises:
-            ApiError: 429, the class's queue has no room for it; the place still stands and counts no tokens.
-        """
-        self._places._drop_tokens(self)
-        self._places._add_tokens(self.class_name, num_tokens)
+        """A better number is known."""
+        self._places.add_tokens(self.class_name, num_tokens - self.num_tokens)
         self.num_tokens = num_tokens
 
     def admitted(self) -> None:
         """It left the queue: its tokens no longer count."""
-        self._places._drop_tokens(self)
+        self.set_tokens(0)
 
     def __enter__(self) -> QueuePlace:
         return self
@@ -111,5 +112,5 @@ class QueuePlace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._places._drop_tokens(self)
-        self._places._give_back(self)
+        self.set_tokens(0)
+        self._places.give_back(self)

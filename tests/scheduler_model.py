@@ -17,7 +17,7 @@ from tests.scheduler_books import Part, SchedulerBooks, Step
 T = TypeVar("T")
 
 
-def small_classes(queue_cap_tokens: int = 60, max_wait_s: float = 20.0) -> SLOClasses:
+def small_classes(queue_cap_tokens: int = 30, max_wait_s: float = 20.0) -> SLOClasses:
     """Three classes with room for little."""
     return SLOClasses(
         tuple(

@@ -46,7 +46,7 @@ def run_traffic(
     Every turn is checked by the model.
     """
     rng = random.Random(seed)
-    model = SchedulerModel(config, small_classes(queue_cap_tokens=150), num_blocks, num_blocks * config.block_size + 1)
+    model = SchedulerModel(config, small_classes(queue_cap_tokens=75), num_blocks, num_blocks * config.block_size + 1)
     system_prompts = [[rng.randint(1, ALPHABET) for _ in range(length)] for length in (6, 17, 29)]
     digest = hashlib.sha256()
     num_head_preemptions = 0

@@ -113,14 +113,14 @@ def test_a_full_instance_refuses_every_class() -> None:
 
 def test_a_class_takes_as_many_waiting_tokens_as_its_cap() -> None:
     desk = Desk()
-    desk.wait("a", 20, 10, "realtime")
+    desk.wait("a", 30, 10, "realtime")
     assert desk.judge(make_spec("b", 20, 50 - 1, slo_class="realtime")).reason is RefusalReason.NEVER_FITS
-    desk.wait("b", 20, 20, "realtime")
-    assert desk.judge(make_spec("c", 20, 10, slo_class="realtime")).kind is VerdictKind.QUEUE
-    verdict = desk.judge(make_spec("c", 20, 11, slo_class="realtime"))
+    desk.wait("b", 40, 20, "realtime")
+    assert desk.judge(make_spec("c", 30, 11, slo_class="realtime")).kind is VerdictKind.QUEUE, "outputs do not count"
+    verdict = desk.judge(make_spec("c", 31, 1, slo_class="realtime"))
     assert verdict.reason is RefusalReason.CLASS_QUEUE_FULL
-    assert "70 tokens waiting and takes 100" in verdict.message and "31" in verdict.message
-    assert desk.judge(make_spec("c", 20, 11)).kind is VerdictKind.QUEUE, "another class has room"
+    assert "70 prompt tokens waiting and takes 100" in verdict.message and "31" in verdict.message
+    assert desk.judge(make_spec("c", 31, 1)).kind is VerdictKind.QUEUE, "another class has room"
 
 
 def test_the_only_one_of_its_class_is_never_refused_for_the_cap() -> None:
@@ -136,9 +136,9 @@ def test_the_only_one_of_its_class_is_never_refused_for_the_cap() -> None:
 def test_a_full_class_degrades_with_consent_only() -> None:
     desk = Desk()
     classes = {"slo_class": "interactive"}
-    for name in ("a", "b", "c", "d"):
+    for name in ("a", "b", "c", "d", "e"):
         desk.wait(name, 40, 1, **classes)
-    spec = make_spec("e", 40, 1, **classes)
+    spec = make_spec("f", 40, 1, **classes)
     consenting = dataclasses.replace(spec, slo=SLO("interactive", "interactive", may_degrade=True))
     desk.control._config = dataclasses.replace(desk.control._config, max_queued_requests=9)
     assert desk.judge(spec).reason is RefusalReason.CLASS_QUEUE_FULL
@@ -147,7 +147,7 @@ def test_a_full_class_degrades_with_consent_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "expected_s"), [(0.0, MIN_RETRY_S), (2.0, 15.5), (1000.0, MIN_RETRY_S), (0.01, MAX_RETRY_S)]
+    ("tokens_per_s", "expected_s"), [(0.0, MIN_RETRY_S), (2.0, 13.5), (1000.0, MIN_RETRY_S), (0.01, MAX_RETRY_S)]
 )
 def test_retry_after_is_the_time_to_work_off_the_excess(tokens_per_s: float, expected_s: float) -> None:
     desk = Desk(max_queued_requests=9)

@@ -461,7 +461,7 @@ class TestMisuse:
 
     def test_a_degraded_group_is_served_in_the_granted_class(self) -> None:
         classes = tuple(
-            dataclasses.replace(c, queue_cap_tokens=10) if c.name == "interactive" else c for c in DEFAULT_CLASSES
+            dataclasses.replace(c, queue_cap_tokens=7) if c.name == "interactive" else c for c in DEFAULT_CLASSES
         )
         scheduler = make_scheduler(20, max_num_seqs=1, classes=classes)
         add(scheduler, make_spec("run", 4, 30), make_spec("first", 4, 4, slo_class="interactive"))

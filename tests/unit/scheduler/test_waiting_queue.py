@@ -53,11 +53,11 @@ def test_the_sums_count_a_prompt_once() -> None:
     waiting.push(leader)
     waiting.push(other)
     waiting.park(child("c", "leader"))
-    assert waiting.num_tokens_by_class == {"standard": 9 + 2 + 2, "batch": 8}
+    assert waiting.num_tokens_by_class == {"standard": 9 + 1, "batch": 5}
     assert waiting.num_requests_by_class == {"standard": 2, "batch": 1}
     assert waiting.num_blocks == 3 + 2 + 1
     waiting.remove(leader)
-    assert waiting.num_tokens_by_class["standard"] == 2
+    assert waiting.num_tokens_by_class["standard"] == 1
 
 
 def test_what_does_not_wait_cannot_be_removed() -> None:

@@ -86,11 +86,11 @@ def test_full_class_refuses_before_it_tokenizes() -> None:
 
     async def body(h: Harness) -> None:
         h.engine.script.admits = False
-        options: dict[str, Any] = {"max_tokens": 200, "service_tier": "priority"}
-        waiting = [asyncio.ensure_future(h.chat(**options)) for _ in range(37)]
-        await until(lambda: len(h.engine.groups) == 37, "the class's queue to fill")
+        options: dict[str, Any] = {"max_tokens": 8, "service_tier": "priority"}
+        waiting = [asyncio.ensure_future(h.chat("word " * 90, **options)) for _ in range(41)]  # 192 tokens each
+        await until(lambda: len(h.engine.groups) == 41, "the class's queue to fill")
         encoded = _count_calls(h)
-        response = await h.chat("word " * 100, **options)
+        response = await h.chat("word " * 110, **options)
         error = error_of(response, 429)
         assert (error["type"], error["code"]) == ("rate_limit_error", "class_queue_full")
         assert float(response.headers["retry-after"]) > 0
