@@ -92,15 +92,14 @@ class Exchange(Generic[Body]):
         self._slo, self._num_choices = slo, endpoint.num_choices(body)
         ready = service.ready()
         endpoint.check(body, ready, service)
-        most = self._num_choices * ready.max_model_len  # whatever was asked for
-        with service.places.take(slo.requested, min(endpoint.estimate_tokens(body), most)) as place:
+        with service.places.take(slo, endpoint.estimate_tokens(body), service.num_waiting_by_class()) as place:
             plan = await endpoint.plan(body, ready, service)
             check_logprobs(plan)
             await self._generate(plan, slo, place)
 
     async def _generate(self, plan: GenerationPlan, slo: SLO, place: QueuePlace) -> None:
         service = self._service
-        place.set_tokens(plan.num_queued_tokens)
+        place.set_tokens(plan.num_prompt_tokens)
         record = self._open(slo)
         record.num_prompt_tokens = plan.num_prompt_tokens
         async with service.engine.add(self._group(plan, slo)) as stream:

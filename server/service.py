@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from engine.client import AsyncEngine, EngineState
 from engine.errors import EngineUnavailable
@@ -59,6 +60,10 @@ class Service:
         if self.engine.ready is None:
             raise overloaded("the model is being loaded: retry in a few seconds", "engine_unavailable")
         return self.engine.ready
+
+    def num_waiting_by_class(self) -> Mapping[str, int]:
+        """Choices that wait in the engine, as it said last."""
+        return {} if self.engine.stats is None else self.engine.stats.num_waiting_by_class
 
     def check_model(self, model: str | None) -> None:
         """Absent means the served one.

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import msgspec
+
 from engine.client import AsyncEngine
 from engine.clock import MonotonicClock
 from engine.connection import EngineConnection
@@ -83,6 +85,12 @@ class FakeEngine:
 
     def become_ready(self) -> None:
         self.engine.dispatch(self.ready)
+
+    def tell_waiting(self, num_waiting_by_class: dict[str, int]) -> None:
+        """A step that says what waits."""
+        self._num_steps += 1
+        stats = msgspec.structs.replace(fake_stats(self._num_steps), num_waiting_by_class=num_waiting_by_class)
+        self.engine.dispatch(StepOutputs(stats=stats))
 
     def release(self) -> None:
         self._released.set()

@@ -7,56 +7,91 @@ from typing import Any
 
 import pytest
 
-from scheduler.slo import SLOClasses
+from scheduler.slo import SLO, SLOClasses
 from server.errors import ApiError
 from server.queue_places import QueuePlaces
 from tests.http_harness import Harness, error_of, run, until
 
+WAITING = {"realtime": 1, "interactive": 1, "standard": 1, "batch": 1}
+"""Choices that wait in the engine."""
+
+
+def _slo(name: str, may_degrade: bool = False) -> SLO:
+    return SLO(requested=name, granted=name, may_degrade=may_degrade)
+
+
+def _places(max_requests: int = 100) -> QueuePlaces:
+    return QueuePlaces(SLOClasses(), max_requests)
+
 
 def test_server_is_full_at_its_number_of_requests() -> None:
-    places = QueuePlaces(SLOClasses(), max_requests=2)
-    with places.take("standard", 10), places.take("batch", 10):
+    places = _places(2)
+    with places.take(_slo("standard"), 10, {}), places.take(_slo("batch"), 10, {}):
         with pytest.raises(ApiError) as full:
-            places.take("realtime", 1)
+            places.take(_slo("realtime"), 1, {})
         assert (full.value.status, full.value.code) == (503, "server_full")
         assert full.value.headers()["retry-after"]
         places.check()
     assert places.num_taken == 0
-    places.take("realtime", 1)
+    places.take(_slo("realtime"), 1, {})
 
 
 def test_class_refuses_over_its_cap_and_another_class_does_not() -> None:
-    places = QueuePlaces(SLOClasses(), max_requests=100)
-    with places.take("realtime", 7_000) as first:
+    places = _places()
+    with places.take(_slo("realtime"), 7_000, WAITING) as first:
         with pytest.raises(ApiError) as full:
-            places.take("realtime", 2_000)
+            places.take(_slo("realtime"), 2_000, WAITING)
         assert (full.value.status, full.value.code) == (429, "class_queue_full")
         assert "8000" in full.value.message and full.value.headers()["retry-after-ms"]
-        with places.take("interactive", 2_000):
+        with places.take(_slo("interactive"), 2_000, WAITING):
             places.check()
         first.admitted()
-        with places.take("realtime", 2_000):
+        with places.take(_slo("realtime"), 2_000, WAITING):
             assert places.queued_tokens("realtime") == 2_000
         places.check()
-    assert places.queued_tokens("realtime") == 0
+    assert places.queued_tokens("realtime") == 0 and places.num_taken == 0
 
 
 def test_empty_queue_takes_a_request_larger_than_the_cap() -> None:
-    places = QueuePlaces(SLOClasses(), max_requests=100)
-    with places.take("realtime", 1_000_000):
+    places = _places()
+    with places.take(_slo("realtime"), 1_000_000, WAITING):
         places.check()
     assert places.queued_tokens("realtime") == 0
 
 
-def test_exact_number_replaces_the_estimate_or_is_refused() -> None:
-    places = QueuePlaces(SLOClasses(), max_requests=100)
-    with places.take("realtime", 5_000), places.take("realtime", 1_000) as second:
-        second.set_tokens(3_000)
-        assert places.queued_tokens("realtime") == 8_000
+def test_burst_on_an_engine_in_which_nothing_waits_is_left_to_the_engine() -> None:
+    """It may be able to start all of them at once."""
+    places = _places()
+    taken = [places.take(_slo("realtime"), 5_000, {"realtime": 0, "batch": 9}) for _ in range(10)]
+    assert places.queued_tokens("realtime") == 50_000
+    for place in taken:
+        with place:
+            pass
+    places.check()
+
+
+def test_request_that_consents_is_counted_in_the_lower_class() -> None:
+    places = _places()
+    with places.take(_slo("interactive"), 32_000, WAITING):
         with pytest.raises(ApiError):
-            second.set_tokens(3_001)
+            places.take(_slo("interactive"), 1_000, WAITING)
+        with places.take(_slo("interactive", may_degrade=True), 1_000, WAITING) as lower:
+            assert lower.class_name == "standard"
+            with places.take(_slo("standard"), 127_000, WAITING), pytest.raises(ApiError) as full:
+                places.take(_slo("interactive", may_degrade=True), 1_000, WAITING)
+            assert "interactive" in full.value.message
         places.check()
-    assert places.queued_tokens("realtime") == 0 and places.num_taken == 0
+
+
+def test_better_number_replaces_the_estimate() -> None:
+    places = _places()
+    with places.take(_slo("realtime"), 5_000, {}) as first, places.take(_slo("realtime"), 1_000, {}) as second:
+        second.set_tokens(9_000)
+        assert places.queued_tokens("realtime") == 14_000
+        first.set_tokens(10)
+        assert places.queued_tokens("realtime") == 9_010
+        places.check()
+    assert places.queued_tokens("realtime") == 0
 
 
 def test_full_server_refuses_before_it_tokenizes_and_the_others_are_unaffected() -> None:
@@ -89,6 +124,7 @@ def test_full_class_refuses_before_it_tokenizes() -> None:
         options: dict[str, Any] = {"max_tokens": 8, "service_tier": "priority"}
         waiting = [asyncio.ensure_future(h.chat("word " * 90, **options)) for _ in range(41)]  # 192 tokens each
         await until(lambda: len(h.engine.groups) == 41, "the class's queue to fill")
+        h.engine.tell_waiting({"realtime": 41})
         encoded = _count_calls(h)
         response = await h.chat("word " * 110, **options)
         error = error_of(response, 429)
