@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,11 @@ from engine.model_config import ModelConfig
 from engine.model_error import ModelFileError
 from engine.models.architectures import gguf_architecture, hf_architecture
 from engine.models.decoder import Decoder
-from engine.models.decoder_weights import DecoderWeights, Parameter, allocate_weights, parameters
+from engine.models.decoder_weights import DecoderFormats, DecoderWeights, Parameter, allocate_weights, parameters
 from engine.models.tensor_names import TensorNames
 from engine.safetensors_file import SafetensorsFile
 from engine.tensor_source import TensorSource
+from kernels.linear import DenseFormat
 
 PIECE_BYTES = 4 * 1024**2
 """Of a tensor in float32 that exist at a time on the way into the slab."""
@@ -58,9 +60,9 @@ def load_model(
     with contextlib.ExitStack() as opened:
         source, config, names = _open(Path(path), opened)
         _check_names(source, config, names)
-        weights = allocate_weights(config, torch_dtype)
+        weights = allocate_weights(config, DecoderFormats.uniform(config, DenseFormat(torch_dtype), torch_dtype))
         _fill(source, config, weights, names, progress)
-    decoder = Decoder(config, weights, batch_invariant=batch_invariant)
+    decoder = Decoder(config, weights, torch_dtype, batch_invariant=batch_invariant)
     return LoadedModel(config, decoder, torch_dtype, weights.num_bytes)
 
 
@@ -125,7 +127,8 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
     if config.num_layers > len(source.shapes):
         raise ModelFileError(f"{source.name}: {len(source.shapes)} tensors are too few for {config.num_layers} layers")
     with torch.device("meta"):
-        wanted = {names.of(p.name): p.shape for p in parameters(config, allocate_weights(config, torch.float32))}
+        formats = DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32)
+        wanted = {names.of(p.name): p.shape for p in parameters(allocate_weights(config, formats))}
     missing = [name for name in wanted if name not in source.shapes]
     if missing:
         raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {_some(missing)}")
@@ -159,7 +162,7 @@ def _fill(
 ) -> None:
     progress(0.0)
     num_written = 0
-    for parameter in parameters(config, weights):
+    for parameter in parameters(weights):
         _copy(source, names, parameter, config.head_dim)
         num_written += len(parameter.data)
         progress(min(1.0, num_written / weights.num_bytes))
@@ -167,12 +170,13 @@ def _fill(
 
 
 def _copy(source: TensorSource, names: TensorNames, parameter: Parameter, head_dim: int) -> None:
-    """Read a tensor in pieces of whole heads and pack each."""
+    """Read a tensor in pieces of whole heads and whole tiles, and pack each."""
     name, kind = names.of(parameter.name), parameter.name.rpartition(".")[2]
     is_interleaved = names.has_interleaved_rotary_pairs and kind in {"query", "key", "query_bias", "key_bias"}
     num_rows = parameter.shape[0]
     row_elements = parameter.shape[1] if len(parameter.shape) > 1 else 1
-    step = max(1, PIECE_BYTES // (4 * row_elements * head_dim)) * head_dim
+    unit = math.lcm(head_dim, parameter.weight_format.tile_rows)
+    step = max(1, PIECE_BYTES // (4 * row_elements * unit)) * unit
     for start in range(0, num_rows, step):
         rows = source.read_rows(name, start, min(start + step, num_rows))
         parameter.write(start, _split_pairs(rows, head_dim) if is_interleaved else rows)

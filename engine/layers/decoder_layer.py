@@ -5,23 +5,23 @@ Axes: T tokens, H query heads, KH key/value heads, D head dimension.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from engine.layers.layer_layout import LayerMatrices
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import LayerWeights
 from kernels.activation import silu_gate
-from kernels.linear import WeightFormat
 from kernels.norm import rms_norm
+from kernels.packed_matrix import PackedMatrix
 from kernels.rotary import rotate
 
 
 class DecoderLayer:
     """Pre-norm attention and gated feed-forward. Holds no weights: the slab may move between calls."""
 
-    def __init__(self, config: ModelConfig, weight_format: WeightFormat) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self._config = config
-        self._linear = weight_format.linear
 
     def project(
         self, weights: LayerWeights, matrices: LayerMatrices, hidden: Tensor, cos: Tensor, sin: Tensor
@@ -37,7 +37,7 @@ class DecoderLayer:
         """
         config = self._config
         normed = rms_norm(hidden, weights.attention_norm, config.rms_norm_eps)
-        qkv = self._linear(normed, matrices.qkv, weights.qkv_bias).view(len(hidden), -1, config.head_dim)
+        qkv = _linear(normed, matrices.qkv, weights.qkv_bias).view(len(hidden), -1, config.head_dim)
         num_rotated = config.num_heads + config.num_kv_heads
         rotated = rotate(qkv[:, :num_rotated], cos, sin)
         return rotated[:, : config.num_heads], rotated[:, config.num_heads :], qkv[:, num_rotated:]
@@ -52,7 +52,16 @@ class DecoderLayer:
         Returns:
             [T, hidden].
         """
-        hidden = hidden + self._linear(attended.flatten(1), matrices.output, weights.output_bias)
+        hidden = hidden + _linear(attended.flatten(1), matrices.output, weights.output_bias)
         normed = rms_norm(hidden, weights.mlp_norm, self._config.rms_norm_eps)
-        gated = silu_gate(self._linear(normed, matrices.gate_up, weights.gate_up_bias))
-        return (hidden.add_(self._linear(gated, matrices.down, weights.down_bias)),)
+        gated = silu_gate(_linear(normed, matrices.gate_up, weights.gate_up_bias))
+        return (hidden.add_(_linear(gated, matrices.down, weights.down_bias)),)
+
+
+def _linear(x: Tensor, matrices: tuple[PackedMatrix, ...], bias: Tensor | None) -> Tensor:
+    """The results of all matrices side by side; `bias` is of them all."""
+    if len(matrices) == 1:
+        return matrices[0].linear(x, bias)
+    sizes = [matrix.out_features for matrix in matrices]
+    biases = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
+    return torch.cat([matrix.linear(x, part) for matrix, part in zip(matrices, biases, strict=True)], dim=-1)

@@ -1,86 +1,132 @@
 """Where the matrices of one decoder layer lie in its slab.
 
-A slab holds all matrices of a layer in the form they are multiplied in, back to back, each at a multiple of 256 bytes.
-The layout is the same for every buffer the slab may be copied to; views are made over whichever one it is in.
+A slab holds all matrices of a layer in the form they are multiplied in, back to back. The layout is the same for every
+buffer the slab may be copied to; matrices are made over whichever one it is in.
+
+Query, key and value share their input, as gate and up do. Where neighbours of such a group have one format and end at
+whole tiles they lie as one matrix, to be multiplied at once; otherwise each starts at a multiple of 256 bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from kernels.linear import WeightFormat
+from kernels.linear import WeightFormat, packed_bytes
+from kernels.packed_matrix import PackedMatrix
 
 ALIGNMENT_BYTES = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MatrixPlace:
-    """One matrix in the slab. Matrices that share their input lie row after row as one, to be multiplied at once."""
+class LayerFormats:
+    """How each matrix of a layer is packed."""
 
+    query: WeightFormat
+    key: WeightFormat
+    value: WeightFormat
+    output: WeightFormat
+    gate: WeightFormat
+    up: WeightFormat
+    down: WeightFormat
+
+    @staticmethod
+    def uniform(weight_format: WeightFormat) -> LayerFormats:
+        """One format for all."""
+        return LayerFormats(*(weight_format,) * len(dataclasses.fields(LayerFormats)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MatrixPlace:
+    """One matrix in the slab."""
+
+    weight_format: WeightFormat
     out_features: int
     in_features: int
     offset_bytes: int
-    num_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return packed_bytes(self.weight_format, self.out_features, self.in_features)
+
+    def over(self, slab: Tensor) -> PackedMatrix:
+        """The matrix in `slab`, uint8."""
+        data = slab[self.offset_bytes : self.offset_bytes + self.num_bytes]
+        return PackedMatrix(self.weight_format, self.out_features, self.in_features, data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerMatrices:
-    """Views of a slab, each in the form of `WeightFormat.view`."""
+    """Over a slab. Results of the matrices of a group lie side by side."""
 
-    qkv: Tensor
-    """Query, key and value rows, in that order."""
-    output: Tensor
-    gate_up: Tensor
+    qkv: tuple[PackedMatrix, ...]
+    """Query, key and value rows, in that order; as few matrices as their formats allow."""
+    output: tuple[PackedMatrix, ...]
+    gate_up: tuple[PackedMatrix, ...]
     """Gate rows, then up rows."""
-    down: Tensor
+    down: tuple[PackedMatrix, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """The four matrices' places and the slab's size."""
+    """The seven matrices' places and the slab's size."""
 
-    weight_format: WeightFormat
-    qkv: MatrixPlace
+    query: MatrixPlace
+    key: MatrixPlace
+    value: MatrixPlace
     output: MatrixPlace
-    gate_up: MatrixPlace
+    gate: MatrixPlace
+    up: MatrixPlace
     down: MatrixPlace
     num_bytes: int
 
-    def views(self, slab: Tensor) -> LayerMatrices:
-        """Views over `slab` [num_bytes] uint8."""
-        return LayerMatrices(
-            *(
-                self.weight_format.view(matrix_bytes(slab, place), place.out_features, place.in_features)
-                for place in (self.qkv, self.output, self.gate_up, self.down)
-            )
-        )
+    def matrices(self, slab: Tensor) -> LayerMatrices:
+        """Over `slab` [num_bytes] uint8."""
+        groups = ((self.query, self.key, self.value), (self.output,), (self.gate, self.up), (self.down,))
+        return LayerMatrices(*(tuple(place.over(slab) for place in _joined(group)) for group in groups))
 
 
-def layer_layout(config: ModelConfig, weight_format: WeightFormat) -> LayerLayout:
-    """The layout of every layer of a model."""
-    shapes = (
-        (config.query_size + 2 * config.kv_size, config.hidden_size),
-        (config.hidden_size, config.query_size),
-        (2 * config.intermediate_size, config.hidden_size),
-        (config.hidden_size, config.intermediate_size),
+def layer_layout(config: ModelConfig, formats: LayerFormats) -> LayerLayout:
+    """The layout of a layer."""
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    groups = (
+        ((formats.query, config.query_size), (formats.key, config.kv_size), (formats.value, config.kv_size)),
+        ((formats.output, hidden),),
+        ((formats.gate, intermediate), (formats.up, intermediate)),
+        ((formats.down, hidden),),
     )
     places: list[MatrixPlace] = []
     offset = 0
-    for out_features, in_features in shapes:
-        num_bytes = out_features * weight_format.row_bytes(in_features)
-        places.append(MatrixPlace(out_features, in_features, offset, num_bytes))
-        offset += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    qkv, output, gate_up, down = places
-    return LayerLayout(weight_format, qkv, output, gate_up, down, num_bytes=offset)
+    for group, in_features in zip(groups, (hidden, config.query_size, hidden, intermediate), strict=True):
+        for index, (weight_format, out_features) in enumerate(group):
+            if index == 0 or not _continues(places[-1], weight_format):
+                offset = -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            places.append(MatrixPlace(weight_format, out_features, in_features, offset))
+            offset += places[-1].num_bytes
+    num_bytes = -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    query, key, value, output, gate, up, down = places
+    return LayerLayout(query, key, value, output, gate, up, down, num_bytes)
 
 
-def matrix_bytes(slab: Tensor, place: MatrixPlace) -> Tensor:
-    """[num_bytes] uint8 view."""
-    return slab[place.offset_bytes : place.offset_bytes + place.num_bytes]
+def _continues(place: MatrixPlace, weight_format: WeightFormat) -> bool:
+    """Whether rows of `weight_format` may follow as rows of the same matrix."""
+    return place.weight_format == weight_format and place.out_features % weight_format.tile_rows == 0
+
+
+def _joined(group: Sequence[MatrixPlace]) -> list[MatrixPlace]:
+    """Neighbours that `_continues` as one."""
+    joined = [group[0]]
+    for place in group[1:]:
+        last = joined[-1]
+        if _continues(last, place.weight_format):
+            joined[-1] = dataclasses.replace(last, out_features=last.out_features + place.out_features)
+        else:
+            joined.append(place)
+    return joined
 
 
 def allocate_aligned(num_bytes: int) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.row_tiles import RowFunction, RowMap, whole_batch, widest_tiles
@@ -27,12 +26,14 @@ class Decoder:
         self,
         config: ModelConfig,
         weights: DecoderWeights,
+        dtype: torch.dtype,
         backend: AttentionBackend | None = None,
         *,
         batch_invariant: bool = False,
     ) -> None:
         """
         Args:
+            dtype: of activations, keys and values.
             backend: None: the plain PyTorch one, or with `batch_invariant` its invariant form.
             batch_invariant: a token's hidden state and logits depend on its own sequence up to it alone, to the bit:
                 not on the batch, the chunk, or what was computed before. Slower. A given `backend` must be invariant
@@ -40,10 +41,10 @@ class Decoder:
         """
         self.config = config
         self.weights = weights
-        self.dtype = weights.embedding.dtype
+        self.dtype = dtype
         self._backend = backend or (InvariantAttention() if batch_invariant else TorchAttention())
-        self._layer = DecoderLayer(config, weights.layout.weight_format)
-        self._matrices = tuple(weights.layout.views(layer.slab) for layer in weights.layers)
+        self._layer = DecoderLayer(config)
+        self._matrices = tuple(layer.layout.matrices(layer.slab) for layer in weights.layers)
         self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self._by_rows: RowMap = self._find_tiles() if batch_invariant else whole_batch
 
@@ -61,7 +62,7 @@ class Decoder:
         """
         step = self._backend.plan(metadata, kv_cache.shape[3], self.dtype)
         cos, sin = self._by_rows(self._rotation, metadata.positions)
-        hidden = functional.embedding(token_ids, self.weights.embedding)
+        hidden = self.weights.embedding.gather(token_ids).to(self.dtype)
         for index, (project, finish) in enumerate(self._layer_functions()):
             query, key, value = self._by_rows(project, hidden, cos, sin)
             cache = layer_view(kv_cache, index)
@@ -92,7 +93,7 @@ class Decoder:
         return (rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps),)
 
     def _head(self, hidden: Tensor) -> tuple[Tensor]:
-        return (functional.linear(hidden, self.weights.head).float(),)
+        return (self.weights.head.linear(hidden).float(),)
 
     @torch.inference_mode()
     def _find_tiles(self) -> RowMap:

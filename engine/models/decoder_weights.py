@@ -8,9 +8,28 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from engine.layers.layer_layout import LayerLayout, MatrixPlace, allocate_aligned, layer_layout, matrix_bytes
+from engine.layers.layer_layout import LayerFormats, LayerLayout, MatrixPlace, allocate_aligned, layer_layout
 from engine.model_config import ModelConfig
-from kernels.linear import DenseFormat, WeightFormat
+from kernels.linear import DenseFormat, WeightFormat, packed_bytes
+from kernels.packed_matrix import PackedMatrix
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecoderFormats:
+    """How each matrix of a decoder is packed, and of what type everything else is."""
+
+    layers: tuple[LayerFormats, ...]
+    embedding: WeightFormat
+    head: WeightFormat
+    """Not used where head and embedding are tied."""
+    vectors: torch.dtype
+    """Norms and biases."""
+
+    @staticmethod
+    def uniform(config: ModelConfig, weight_format: WeightFormat, vectors: torch.dtype) -> DecoderFormats:
+        """One format for all matrices."""
+        layers = (LayerFormats.uniform(weight_format),) * config.num_layers
+        return DecoderFormats(layers, weight_format, weight_format, vectors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,22 +41,24 @@ class Parameter:
     shape: tuple[int, ...]
     weight_format: WeightFormat
     data: Tensor
-    """uint8 view, `shape[0]` rows."""
-
-    @property
-    def row_bytes(self) -> int:
-        return len(self.data) // self.shape[0]
+    """uint8 view, whole tiles."""
 
     def write(self, first_row: int, rows: Tensor) -> None:
-        """Pack rows [R, ...] of any float dtype from `first_row` on."""
-        start, end = first_row * self.row_bytes, (first_row + len(rows)) * self.row_bytes
-        self.weight_format.pack(rows, self.data[start:end])
+        """Pack rows [R, ...] of any float dtype from `first_row`, the first of a tile, on."""
+        tile_rows = self.weight_format.tile_rows
+        num_tiles = -(-self.shape[0] // tile_rows)
+        first, end = first_row // tile_rows, -(-(first_row + len(rows)) // tile_rows)
+        tile_bytes = len(self.data) // num_tiles
+        self.weight_format.pack(
+            rows.flatten(1) if rows.dim() > 1 else rows[:, None], self.data[first * tile_bytes : end * tile_bytes]
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Of one layer. The slab may be streamed; norms and biases are a few kilobytes and stay."""
 
+    layout: LayerLayout
     slab: Tensor
     """[layout.num_bytes] uint8."""
     attention_norm: Tensor
@@ -54,10 +75,9 @@ class LayerWeights:
 class DecoderWeights:
     """Allocated uninitialised by `allocate_weights`, filled through `parameters`."""
 
-    layout: LayerLayout
-    embedding: Tensor
+    embedding: PackedMatrix
     """[vocab, hidden]."""
-    head: Tensor
+    head: PackedMatrix
     """[vocab, hidden]; the embedding itself where they are tied."""
     final_norm: Tensor
     """[hidden]."""
@@ -66,78 +86,81 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """Of everything, a tied head counted once."""
-        tensors = [self.embedding, self.final_norm]
+        tensors = [self.embedding.data, self.final_norm]
         if self.head is not self.embedding:
-            tensors.append(self.head)
+            tensors.append(self.head.data)
         for layer in self.layers:
             vectors = (layer.attention_norm, layer.mlp_norm, layer.qkv_bias, layer.output_bias, layer.gate_up_bias)
             tensors += [layer.slab, *(vector for vector in (*vectors, layer.down_bias) if vector is not None)]
         return sum(tensor.nbytes for tensor in tensors)
 
 
-def allocate_weights(config: ModelConfig, dtype: torch.dtype) -> DecoderWeights:
-    """Memory for a decoder of plain numbers."""
-    layout = layer_layout(config, DenseFormat(dtype))
-    vocab_shape = (config.vocab_size, config.hidden_size)
-    embedding = torch.empty(vocab_shape, dtype=dtype)
+def allocate_weights(config: ModelConfig, formats: DecoderFormats) -> DecoderWeights:
+    """Memory for a decoder."""
+    embedding = _allocate_matrix(formats.embedding, config.vocab_size, config.hidden_size)
+    is_tied = config.tie_word_embeddings
     return DecoderWeights(
-        layout=layout,
         embedding=embedding,
-        head=embedding if config.tie_word_embeddings else torch.empty(vocab_shape, dtype=dtype),
-        final_norm=torch.empty(config.hidden_size, dtype=dtype),
-        layers=tuple(_allocate_layer(config, layout, dtype) for _ in range(config.num_layers)),
+        head=embedding if is_tied else _allocate_matrix(formats.head, config.vocab_size, config.hidden_size),
+        final_norm=torch.empty(config.hidden_size, dtype=formats.vectors),
+        layers=tuple(_allocate_layer(config, layer, formats.vectors) for layer in formats.layers),
     )
 
 
-def _allocate_layer(config: ModelConfig, layout: LayerLayout, dtype: torch.dtype) -> LayerWeights:
-    def bias(is_there: bool, place: MatrixPlace) -> Tensor | None:
-        return torch.empty(place.out_features, dtype=dtype) if is_there else None
+def _allocate_matrix(weight_format: WeightFormat, out_features: int, in_features: int) -> PackedMatrix:
+    data = allocate_aligned(packed_bytes(weight_format, out_features, in_features))
+    return PackedMatrix(weight_format, out_features, in_features, data)
 
+
+def _allocate_layer(config: ModelConfig, formats: LayerFormats, vectors: torch.dtype) -> LayerWeights:
+    def vector(width: int) -> Tensor:
+        return torch.empty(width, dtype=vectors)
+
+    layout = layer_layout(config, formats)
     return LayerWeights(
+        layout=layout,
         slab=allocate_aligned(layout.num_bytes),
-        attention_norm=torch.empty(config.hidden_size, dtype=dtype),
-        mlp_norm=torch.empty(config.hidden_size, dtype=dtype),
-        qkv_bias=bias(config.attention_bias, layout.qkv),
-        output_bias=bias(config.attention_output_bias, layout.output),
-        gate_up_bias=bias(config.mlp_bias, layout.gate_up),
-        down_bias=bias(config.mlp_bias, layout.down),
+        attention_norm=vector(config.hidden_size),
+        mlp_norm=vector(config.hidden_size),
+        qkv_bias=vector(config.query_size + 2 * config.kv_size) if config.attention_bias else None,
+        output_bias=vector(config.hidden_size) if config.attention_output_bias else None,
+        gate_up_bias=vector(2 * config.intermediate_size) if config.mlp_bias else None,
+        down_bias=vector(config.hidden_size) if config.mlp_bias else None,
     )
 
 
-def parameters(config: ModelConfig, weights: DecoderWeights) -> Iterator[Parameter]:
+def parameters(weights: DecoderWeights) -> Iterator[Parameter]:
     """Every tensor that a checkpoint must have, in the order of use."""
-    yield _plain("embedding", weights.embedding)
+    yield _matrix("embedding", weights.embedding)
     for index, layer in enumerate(weights.layers):
-        yield from _layer_parameters(config, weights.layout, layer, f"layers.{index}.")
-    yield _plain("final_norm", weights.final_norm)
+        yield from _layer_parameters(layer, f"layers.{index}.")
+    yield _vector("final_norm", weights.final_norm)
     if weights.head is not weights.embedding:
-        yield _plain("head", weights.head)
+        yield _matrix("head", weights.head)
 
 
-def _layer_parameters(
-    config: ModelConfig, layout: LayerLayout, layer: LayerWeights, prefix: str
-) -> Iterator[Parameter]:
-    qkv_rows = {"query": config.query_size, "key": config.kv_size, "value": config.kv_size}
-    gate_up_rows = {"gate": config.intermediate_size, "up": config.intermediate_size}
-    groups = (
-        (qkv_rows, layout.qkv, layer.qkv_bias),
-        ({"output": config.hidden_size}, layout.output, layer.output_bias),
-        (gate_up_rows, layout.gate_up, layer.gate_up_bias),
-        ({"down": config.hidden_size}, layout.down, layer.down_bias),
+def _layer_parameters(layer: LayerWeights, prefix: str) -> Iterator[Parameter]:
+    layout = layer.layout
+    groups: tuple[tuple[dict[str, MatrixPlace], Tensor | None], ...] = (
+        ({"query": layout.query, "key": layout.key, "value": layout.value}, layer.qkv_bias),
+        ({"output": layout.output}, layer.output_bias),
+        ({"gate": layout.gate, "up": layout.up}, layer.gate_up_bias),
+        ({"down": layout.down}, layer.down_bias),
     )
-    yield _plain(f"{prefix}attention_norm", layer.attention_norm)
-    yield _plain(f"{prefix}mlp_norm", layer.mlp_norm)
-    for rows_by_name, place, bias in groups:
-        row_bytes = layout.weight_format.row_bytes(place.in_features)
-        data, first = matrix_bytes(layer.slab, place), 0
-        for name, rows in rows_by_name.items():
-            part = data[first * row_bytes : (first + rows) * row_bytes]
-            yield Parameter(f"{prefix}{name}", (rows, place.in_features), layout.weight_format, part)
+    yield _vector(f"{prefix}attention_norm", layer.attention_norm)
+    yield _vector(f"{prefix}mlp_norm", layer.mlp_norm)
+    for places, bias in groups:
+        first = 0
+        for name, place in places.items():
+            yield _matrix(f"{prefix}{name}", place.over(layer.slab))
             if bias is not None:
-                yield _plain(f"{prefix}{name}_bias", bias[first : first + rows])
-            first += rows
+                yield _vector(f"{prefix}{name}_bias", bias[first : first + place.out_features])
+            first += place.out_features
 
 
-def _plain(name: str, tensor: Tensor) -> Parameter:
-    """A tensor of plain numbers outside the slabs."""
-    return Parameter(name, tuple(tensor.shape), DenseFormat(tensor.dtype), tensor.view(torch.uint8).flatten())
+def _matrix(name: str, matrix: PackedMatrix) -> Parameter:
+    return Parameter(name, (matrix.out_features, matrix.in_features), matrix.weight_format, matrix.data)
+
+
+def _vector(name: str, vector: Tensor) -> Parameter:
+    return Parameter(name, tuple(vector.shape), DenseFormat(vector.dtype), vector.view(torch.uint8))

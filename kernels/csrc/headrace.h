@@ -101,7 +101,8 @@ typedef struct {
 } hr_linear_args;
 
 #define HR_OPERATIONS(HR_OPERATION) \
-  HR_OPERATION(add_rms_norm)
+  HR_OPERATION(add_rms_norm)        \
+  HR_OPERATION(linear)
 
 #define HR_DECLARE(name)                                     \
   int hr_##name(hr_context*, const hr_##name##_args* args);  \

@@ -55,15 +55,16 @@ def test_the_matrices_of_a_layer_are_views_of_one_aligned_slab(directory: Path) 
     stored = load_file(directory / "model.safetensors")
     for index, layer in enumerate(weights.layers):
         assert layer.slab.data_ptr() % ALIGNMENT_BYTES == 0 and layer.slab.is_contiguous()
-        views = weights.layout.views(layer.slab)
+        matrices = layer.layout.matrices(layer.slab)
         name = f"model.layers.{index}."
         attention, mlp = f"{name}self_attn.", f"{name}mlp."
-        for view, parts in (
-            (views.qkv, [f"{attention}{kind}_proj.weight" for kind in "qkv"]),
-            (views.output, [f"{attention}o_proj.weight"]),
-            (views.gate_up, [f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"]),
-            (views.down, [f"{mlp}down_proj.weight"]),
+        for (matrix,), parts in (
+            (matrices.qkv, [f"{attention}{kind}_proj.weight" for kind in "qkv"]),
+            (matrices.output, [f"{attention}o_proj.weight"]),
+            (matrices.gate_up, [f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"]),
+            (matrices.down, [f"{mlp}down_proj.weight"]),
         ):
+            view = matrix.unpack()
             assert view.untyped_storage().data_ptr() == layer.slab.untyped_storage().data_ptr()
             assert view.data_ptr() % ALIGNMENT_BYTES == 0
             assert torch.equal(view, torch.cat([stored[part] for part in parts]))
@@ -71,13 +72,12 @@ def test_the_matrices_of_a_layer_are_views_of_one_aligned_slab(directory: Path) 
 
 def test_a_slab_copied_elsewhere_multiplies_the_same(directory: Path) -> None:
     weights = load(directory).decoder.weights
-    copy = torch.empty_like(weights.layers[0].slab).copy_(weights.layers[0].slab)
-    views, copied = weights.layout.views(weights.layers[0].slab), weights.layout.views(copy)
+    layout, slab = weights.layers[0].layout, weights.layers[0].slab
+    own, copied = layout.matrices(slab), layout.matrices(slab.clone())
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
-    linear = weights.layout.weight_format.linear
-    assert views.qkv.data_ptr() != copied.qkv.data_ptr()
-    assert torch.equal(linear(x, views.qkv), linear(x, copied.qkv))
-    assert torch.equal(views.down, copied.down)
+    assert own.qkv[0].data.data_ptr() != copied.qkv[0].data.data_ptr()
+    assert torch.equal(own.qkv[0].linear(x), copied.qkv[0].linear(x))
+    assert torch.equal(own.down[0].data, copied.down[0].data)
 
 
 def test_weights_bytes_is_what_the_parameters_take(directory: Path) -> None:
@@ -105,7 +105,7 @@ def test_progress_rises_from_zero_to_one(directory: Path) -> None:
 def test_stored_half_precision_is_widened_exactly(directory: Path, stored: torch.dtype) -> None:
     edit_tensors(directory, lambda t: t.update({name: value.to(stored) for name, value in t.items()}))
     wanted = load_file(directory / "model.safetensors")["model.embed_tokens.weight"].float()
-    assert torch.equal(load(directory).decoder.weights.embedding, wanted)
+    assert torch.equal(load(directory).decoder.weights.embedding.unpack(), wanted)
 
 
 def test_end_tokens_come_from_both_files(directory: Path) -> None:

@@ -13,6 +13,7 @@ from kernels import reference
 from kernels.activation import silu_gate
 from kernels.linear import DenseFormat
 from kernels.norm import rms_norm
+from kernels.packed_matrix import PackedMatrix
 from kernels.rotary import (
     FrequencyDivisors,
     LinearScaling,
@@ -82,11 +83,12 @@ def test_a_dense_matrix_multiplies_from_any_place_in_a_slab(
     slab = torch.zeros(256 + outputs * row_bytes, dtype=torch.uint8)
     for row in range(outputs):
         weight_format.pack(matrix[row : row + 1], slab[256 + row * row_bytes : 256 + (row + 1) * row_bytes])
-    view = weight_format.view(slab[256:], outputs, inputs)
+    packed = PackedMatrix(weight_format, outputs, inputs, slab[256:])
+    view = packed.unpack()
     assert view.untyped_storage().data_ptr() == slab.untyped_storage().data_ptr()
     assert torch.equal(view, matrix.to(dtype))
     scale = math.sqrt(inputs)  # sums of `inputs` products: keep them of order one
-    assert_near(weight_format.linear(x, view, bias) / scale, reference.linear(x, view, bias) / scale)
+    assert_near(packed.linear(x, bias) / scale, reference.linear(x, view, bias) / scale)
 
 
 def test_linear_scaling_is_a_slower_position() -> None:

@@ -1,0 +1,86 @@
+"""The product with a matrix in any native format."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.linear import WeightFormat
+from kernels.native.operand import check, check_vector, dtype_code
+from kernels.native_library import Arguments, NativeLibrary
+from kernels.packed_matrix import PackedMatrix
+
+
+class LinearArguments(Arguments):
+    OPERATION = "linear"
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("x_dtype", ctypes.c_int32),
+        ("out_dtype", ctypes.c_int32),
+        ("format", ctypes.c_int32),
+        ("accumulate", ctypes.c_int32),
+    )
+
+
+def linear(
+    library: NativeLibrary,
+    x: Tensor,
+    matrix: PackedMatrix,
+    out: Tensor,
+    bias: Tensor | None = None,
+    *,
+    accumulate: bool = False,
+) -> None:
+    """As `kernels.reference.linear`: out = x @ weight^T + bias, or with `accumulate` out += that.
+
+    Args:
+        x: [T, in_features] float32, bfloat16 or float16; rows may be strided.
+        matrix: [out_features, in_features] of a native format.
+        out: [T, out_features] of any of these types, float32 with `accumulate`; rows may be strided.
+        bias: [out_features] float32.
+
+    Raises:
+        ValueError: a shape, type or size does not fit, or no native kernel takes the format.
+    """
+    num_rows, out_features, in_features = len(x), matrix.out_features, matrix.in_features
+    check(x, "x", (num_rows, in_features))
+    check(out, "out", (num_rows, out_features), *([torch.float32] if accumulate else []))
+    arguments = LinearArguments(
+        x=x.data_ptr(),
+        x_stride=x.stride(0),
+        weight=matrix.data.data_ptr(),
+        out=out.data_ptr(),
+        out_stride=out.stride(0),
+        num_rows=num_rows,
+        in_features=in_features,
+        out_features=out_features,
+        x_dtype=dtype_code(x, "x"),
+        out_dtype=dtype_code(out, "out"),
+        format=native_code(matrix.weight_format),
+        accumulate=accumulate,
+    )
+    if bias is not None:
+        check_vector(bias, "bias", out_features)
+        arguments.bias = bias.data_ptr()
+    library.call(arguments)
+
+
+def native_code(weight_format: WeightFormat) -> int:
+    """`hr_format` of headrace.h.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if weight_format.native_code is None:
+        raise ValueError(f"no native kernel takes weights in the format {weight_format.name}")
+    return weight_format.native_code
