@@ -1,8 +1,10 @@
 // The compute threads: a caller and its workers share the tasks of one job after the other.
 //
-// Tasks are handed out one at a time, so a thread that the system has taken off its processor holds up a job by the one
-// task it has begun, not by a fixed share. Idle workers spin for a bounded time (jobs of a decoder step follow each
-// other within microseconds), then sleep. One job at a time: the context's lock sees to it.
+// Each thread begins with a share of consecutive tasks, so that it reads on where it was in memory, and takes them one
+// by one from the front; a thread that has none left takes from the back of another's. So one that the system has taken
+// off its processor holds up a job by the task it has begun, not by its share. Idle workers spin for a bounded time
+// (jobs of a decoder step follow each other within microseconds), then sleep. One job at a time: the context's lock
+// sees to it.
 #ifndef HEADRACE_POOL_H
 #define HEADRACE_POOL_H
 
@@ -35,19 +37,26 @@ class Pool {
   }
 
  private:
-  void run_tasks(int64_t num_tasks, Task task, void* body);
-  bool run_one(int thread);
-  void finish_waiting();
-  void stop();
-  void work(int thread);
-  void sleep_until_work();
-  bool has_tasks() const;
+  // Tasks of one thread that nobody has taken yet, and of which job they are (24 bits), in one word: taking one and
+  // knowing what it belongs to are one step. 20 bits each for the first and the end.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> word{0};
+  };
 
-  // Number of the job (24 bits), its number of tasks (20), tasks handed out (20): one word, so that claiming a task and
-  // knowing which job it is of are one step. The job's other fields change only while no task is left to claim.
-  std::atomic<uint64_t> state_{0};
+  void run_tasks(int64_t num_tasks, Task task, void* body);
+  void run_part(int64_t num_tasks, Task task, void* body);
+  void drain(int thread);
+  bool run_one_of(int owner, int thread);
+  void wait_until_done();
+  void work(int thread);
+  void sleep_until_next(uint64_t seen);
+  void stop();
+
+  std::vector<Share> shares_;
+  // The job's fields change only while no task is left to take.
   std::atomic<Task> task_{nullptr};
   std::atomic<void*> body_{nullptr};
+  alignas(64) std::atomic<uint64_t> num_jobs_{0};
   alignas(64) std::atomic<int64_t> num_unfinished_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::atomic<int> num_sleepers_{0};
