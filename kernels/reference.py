@@ -62,6 +62,16 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
 
+def gelu_tanh_gate(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, gelu in its tanh form; as `silu_gate`.
+
+    Source: Hendrycks and Gimpel, 2016.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(gate_up.dtype)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight^T + bias, summed in float32; x [T, N], weight [M, N], bias [M]; returns [T, M] in x's dtype."""
     out = x.float() @ weight.float().T
@@ -131,3 +141,30 @@ def paged_attention(
                 )
             token += 1
     return out
+
+
+def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row in groups of 32 as integers of 8 bits with a scale: what products with quantised matrices take.
+
+    Args:
+        x: [T, K], K a multiple of 32, finite.
+
+    Returns:
+        Codes [T, K] in -127..127, as float32, and scales [T, K / 32] float32; a number is its code times its scale.
+    """
+    codes, scales = torch.zeros(x.shape), torch.zeros(x.shape[0], x.shape[1] // 32)
+    for row in range(x.shape[0]):
+        for group in range(x.shape[1] // 32):
+            values = x[row, 32 * group : 32 * (group + 1)].float()
+            largest = values.abs().max()
+            scales[row, group] = largest / 127
+            if largest >= 2.0**-120:  # below, 127 / largest would overflow
+                codes[row, 32 * group : 32 * (group + 1)] = torch.round(values * (127 / largest))  # ties to even
+    return codes, scales
+
+
+def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Quantised activations @ weight^T + bias, in float64; x [T, K], weight [M, K] dequantised, bias [M]."""
+    codes, scales = quantise_activations(x)
+    out = (codes.double() * scales.double().repeat_interleave(32, dim=1)) @ weight.double().T
+    return out if bias is None else out + bias.double()

@@ -83,6 +83,60 @@ typedef struct {
   int32_t out_dtype;
 } hr_add_rms_norm_args;
 
+// From the fused projection: queries, normalised and rotated; keys likewise and values, into the cache.
+typedef struct {
+  const void* qkv;     // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] of qkv_dtype
+  int64_t qkv_stride;
+  void* query;         // [num_tokens, num_heads * head_dim] of dtype
+  int64_t query_stride;
+  const float* cos;    // [num_tokens, rotary_dim / 2], contiguous
+  const float* sin;
+  const float* query_norm;  // [head_dim] or NULL: RMS norm of each query head (Qwen 3, Gemma 3)
+  const float* key_norm;
+  void* cache;         // one layer's [blocks, 2, block_size, num_kv_heads, head_dim] of dtype, strides in elements
+  const int64_t* slots;  // [num_tokens] block * block_size + offset; -1: nothing is written
+  int64_t block_stride;
+  int64_t value_offset;
+  int64_t slot_stride;
+  int64_t head_stride;
+  int64_t num_tokens;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t rotary_dim;  // even; the rest of a head is not rotated
+  int64_t block_size;
+  float norm_eps;
+  int32_t qkv_dtype;
+  int32_t dtype;
+} hr_rope_write_kv_args;
+
+enum hr_activation { HR_SILU = 0, HR_GELU_TANH = 1 };
+
+// out = activation(gate) * up.
+typedef struct {
+  const void* gate_up;  // [num_rows, 2 * width] of gate_up_dtype, gate first
+  int64_t gate_up_stride;
+  void* out;            // [num_rows, width] of out_dtype
+  int64_t out_stride;
+  int64_t num_rows;
+  int64_t width;
+  int32_t gate_up_dtype;
+  int32_t out_dtype;
+  int32_t activation;   // hr_activation
+} hr_gate_args;
+
+// out[i] = row rows[i] of a matrix, times scale.
+typedef struct {
+  const void* weight;   // as in hr_linear_args
+  const int64_t* rows;  // [num_rows]
+  float* out;           // [num_rows, in_features]
+  int64_t out_stride;
+  int64_t num_rows;
+  int64_t in_features;
+  float scale;
+  int32_t format;
+} hr_gather_args;
+
 // out = x @ weight^T + bias, or out += that. The layout of `weight` is its format's: dense.inc, quant.inc.
 typedef struct {
   const void* x;       // [num_rows, in_features] of x_dtype
@@ -100,9 +154,22 @@ typedef struct {
   int32_t accumulate;  // not 0: out += (float32 out only)
 } hr_linear_args;
 
+// Rows of a quantised matrix from the blocks of a GGUF file into tiles (quant_formats.inc); the last tile is filled up.
+typedef struct {
+  const void* blocks;  // [num_rows] rows of blocks, back to back
+  void* out;
+  int64_t num_rows;
+  int64_t in_features;
+  int32_t format;
+} hr_pack_args;
+
 #define HR_OPERATIONS(HR_OPERATION) \
   HR_OPERATION(add_rms_norm)        \
-  HR_OPERATION(linear)
+  HR_OPERATION(rope_write_kv)       \
+  HR_OPERATION(gate)                \
+  HR_OPERATION(gather)              \
+  HR_OPERATION(linear)              \
+  HR_OPERATION(pack)
 
 #define HR_DECLARE(name)                                     \
   int hr_##name(hr_context*, const hr_##name##_args* args);  \
