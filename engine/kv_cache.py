@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from engine.host_memory import allocate_host
 from kernels.attention.base import cache_shape
 from scheduler.output import BlockCopy
 
@@ -53,8 +54,8 @@ class KVCache:
 
     def __init__(self, config: KVShape, dtype: torch.dtype, num_blocks: int, block_size: int) -> None:
         shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim)
-        # Zeros cost nothing until touched, and a masked key may still be multiplied by 0: it must be finite.
-        self.region = torch.zeros(shape, dtype=dtype)
+        # Zeros: a masked key may still be multiplied by 0, so it must be finite.
+        self.region = allocate_host(shape.numel() * dtype.itemsize).view(dtype).view(shape)
 
     @property
     def num_bytes(self) -> int:

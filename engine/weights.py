@@ -128,7 +128,8 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
         raise ModelFileError(f"{source.name}: {len(source.shapes)} tensors are too few for {config.num_layers} layers")
     with torch.device("meta"):
         formats = DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32)
-        wanted = {names.of(p.name): p.shape for p in parameters(allocate_weights(config, formats))}
+        weights = allocate_weights(config, formats, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+        wanted = {names.of(p.name): p.shape for p in parameters(weights)}
     missing = [name for name in wanted if name not in source.shapes]
     if missing:
         raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {_some(missing)}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
@@ -90,6 +89,11 @@ class LayerLayout:
         return LayerMatrices(*(tuple(place.over(slab) for place in _joined(group)) for group in groups))
 
 
+def aligned(num_bytes: int) -> int:
+    """The next multiple of `ALIGNMENT_BYTES`."""
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def layer_layout(config: ModelConfig, formats: LayerFormats) -> LayerLayout:
     """The layout of a layer."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
@@ -104,12 +108,11 @@ def layer_layout(config: ModelConfig, formats: LayerFormats) -> LayerLayout:
     for group, in_features in zip(groups, (hidden, config.query_size, hidden, intermediate), strict=True):
         for index, (weight_format, out_features) in enumerate(group):
             if index == 0 or not _continues(places[-1], weight_format):
-                offset = -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                offset = aligned(offset)
             places.append(MatrixPlace(weight_format, out_features, in_features, offset))
             offset += places[-1].num_bytes
-    num_bytes = -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     query, key, value, output, gate, up, down = places
-    return LayerLayout(query, key, value, output, gate, up, down, num_bytes)
+    return LayerLayout(query, key, value, output, gate, up, down, aligned(offset))
 
 
 def _continues(place: MatrixPlace, weight_format: WeightFormat) -> bool:
@@ -127,10 +130,3 @@ def _joined(group: Sequence[MatrixPlace]) -> list[MatrixPlace]:
         else:
             joined.append(place)
     return joined
-
-
-def allocate_aligned(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8, uninitialised, starting at a multiple of 256 bytes."""
-    buffer = torch.empty(num_bytes + ALIGNMENT_BYTES, dtype=torch.uint8)
-    start = -buffer.data_ptr() % ALIGNMENT_BYTES
-    return buffer[start : start + num_bytes]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from engine.layers.layer_layout import LayerFormats, LayerLayout, MatrixPlace, allocate_aligned, layer_layout
+from engine.host_memory import allocate_host
+from engine.layers.layer_layout import LayerFormats, LayerLayout, MatrixPlace, aligned, layer_layout
 from engine.model_config import ModelConfig
 from kernels.linear import DenseFormat, WeightFormat, packed_bytes
 from kernels.packed_matrix import PackedMatrix
@@ -95,31 +96,55 @@ class DecoderWeights:
         return sum(tensor.nbytes for tensor in tensors)
 
 
-def allocate_weights(config: ModelConfig, formats: DecoderFormats) -> DecoderWeights:
-    """Memory for a decoder."""
-    embedding = _allocate_matrix(formats.embedding, config.vocab_size, config.hidden_size)
-    is_tied = config.tie_word_embeddings
+def allocate_weights(
+    config: ModelConfig, formats: DecoderFormats, allocate: Callable[[int], Tensor] = allocate_host
+) -> DecoderWeights:
+    """Memory for a decoder.
+
+    Args:
+        allocate: makes the one region that holds all matrices, [n] uint8.
+
+    Raises:
+        MemoryError: it cannot be had.
+    """
+    embedding_format, head_format = formats.embedding, formats.head
+    layouts = _layouts(config, formats)
+    shape = (config.vocab_size, config.hidden_size)
+    sizes = [packed_bytes(embedding_format, *shape)]
+    if not config.tie_word_embeddings:
+        sizes.append(packed_bytes(head_format, *shape))
+    sizes += [layout.num_bytes for layout in layouts]
+    parts = iter(_carve(allocate(sum(map(aligned, sizes))), sizes))
+    embedding = PackedMatrix(embedding_format, *shape, next(parts))
     return DecoderWeights(
         embedding=embedding,
-        head=embedding if is_tied else _allocate_matrix(formats.head, config.vocab_size, config.hidden_size),
+        head=embedding if config.tie_word_embeddings else PackedMatrix(head_format, *shape, next(parts)),
         final_norm=torch.empty(config.hidden_size, dtype=formats.vectors),
-        layers=tuple(_allocate_layer(config, layer, formats.vectors) for layer in formats.layers),
+        layers=tuple(_layer(config, layout, next(parts), formats.vectors) for layout in layouts),
     )
 
 
-def _allocate_matrix(weight_format: WeightFormat, out_features: int, in_features: int) -> PackedMatrix:
-    data = allocate_aligned(packed_bytes(weight_format, out_features, in_features))
-    return PackedMatrix(weight_format, out_features, in_features, data)
+def _layouts(config: ModelConfig, formats: DecoderFormats) -> list[LayerLayout]:
+    """Of every layer; layers of equal formats share one."""
+    made: dict[LayerFormats, LayerLayout] = {}
+    return [made.setdefault(layer, layer_layout(config, layer)) for layer in formats.layers]
 
 
-def _allocate_layer(config: ModelConfig, formats: LayerFormats, vectors: torch.dtype) -> LayerWeights:
+def _carve(region: Tensor, sizes: list[int]) -> Iterator[Tensor]:
+    """Parts of these sizes, each at an aligned offset."""
+    start = 0
+    for size in sizes:
+        yield region[start : start + size]
+        start += aligned(size)
+
+
+def _layer(config: ModelConfig, layout: LayerLayout, slab: Tensor, vectors: torch.dtype) -> LayerWeights:
     def vector(width: int) -> Tensor:
         return torch.empty(width, dtype=vectors)
 
-    layout = layer_layout(config, formats)
     return LayerWeights(
         layout=layout,
-        slab=allocate_aligned(layout.num_bytes),
+        slab=slab,
         attention_norm=vector(config.hidden_size),
         mlp_norm=vector(config.hidden_size),
         qkv_bias=vector(config.query_size + 2 * config.kv_size) if config.attention_bias else None,
