@@ -14,6 +14,7 @@ namespace hr {
 // Who uses which scratch memory: an operation that calls another must not share a slot with it.
 enum ScratchSlot {
   kScratchLinear,     // dense.inc: rows converted to the form that the product takes
+  kScratchGate,       // linear.inc: gate and up before they are one
   kScratchQuant,      // quant.inc: rows quantised
   kScratchAttention,  // attention.inc: partial results
   kScratchSampling,

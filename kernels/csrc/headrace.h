@@ -154,6 +154,26 @@ typedef struct {
   int32_t accumulate;  // not 0: out += (float32 out only)
 } hr_linear_args;
 
+// out = activation(x @ gate^T + gate_bias) * (x @ up^T + up_bias).
+typedef struct {
+  const void* x;       // [num_rows, in_features] of x_dtype
+  int64_t x_stride;
+  const void* gate;    // out_features rows, as in hr_linear_args
+  const void* up;
+  const float* gate_bias;  // [out_features] or NULL
+  const float* up_bias;
+  void* out;           // [num_rows, out_features] of out_dtype
+  int64_t out_stride;
+  int64_t num_rows;
+  int64_t in_features;
+  int64_t out_features;
+  int32_t x_dtype;
+  int32_t out_dtype;
+  int32_t gate_format;  // hr_format
+  int32_t up_format;
+  int32_t activation;   // hr_activation
+} hr_gated_linear_args;
+
 // Rows of a quantised matrix from the blocks of a GGUF file into tiles (quant_formats.inc); the last tile is filled up.
 typedef struct {
   const void* blocks;  // [num_rows] rows of blocks, back to back
@@ -169,6 +189,7 @@ typedef struct {
   HR_OPERATION(gate)                \
   HR_OPERATION(gather)              \
   HR_OPERATION(linear)              \
+  HR_OPERATION(gated_linear)        \
   HR_OPERATION(pack)
 
 #define HR_DECLARE(name)                                     \

@@ -1,4 +1,4 @@
-"""The product with a matrix in any native format."""
+"""Products with matrices in any native format."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear import WeightFormat
+from kernels.native.activation import Activation
 from kernels.native.operand import check, check_vector, dtype_code
 from kernels.native_library import Arguments, NativeLibrary
 from kernels.packed_matrix import PackedMatrix
@@ -29,6 +30,28 @@ class LinearArguments(Arguments):
         ("out_dtype", ctypes.c_int32),
         ("format", ctypes.c_int32),
         ("accumulate", ctypes.c_int32),
+    )
+
+
+class GatedLinearArguments(Arguments):
+    OPERATION = "gated_linear"
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_stride", ctypes.c_int64),
+        ("gate", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
+        ("gate_bias", ctypes.c_void_p),
+        ("up_bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("x_dtype", ctypes.c_int32),
+        ("out_dtype", ctypes.c_int32),
+        ("gate_format", ctypes.c_int32),
+        ("up_format", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
     )
 
 
@@ -72,6 +95,53 @@ def linear(
     if bias is not None:
         check_vector(bias, "bias", out_features)
         arguments.bias = bias.data_ptr()
+    library.call(arguments)
+
+
+def gated_linear(
+    library: NativeLibrary,
+    x: Tensor,
+    gate: PackedMatrix,
+    up: PackedMatrix,
+    out: Tensor,
+    biases: tuple[Tensor, Tensor] | None = None,
+    activation: Activation = Activation.SILU,
+) -> None:
+    """out = activation(x @ gate^T) * (x @ up^T), `linear` and `gate` without rounding in between.
+
+    Args:
+        x, out: as for `linear`.
+        gate, up: [out_features, in_features] of native formats.
+        biases: of gate and of up, [out_features] float32 each.
+
+    Raises:
+        ValueError: a shape or type does not fit, or no native kernel takes a format.
+    """
+    num_rows, out_features, in_features = len(x), gate.out_features, gate.in_features
+    check(x, "x", (num_rows, in_features))
+    check(out, "out", (num_rows, out_features))
+    if (up.out_features, up.in_features) != (out_features, in_features):
+        raise ValueError(f"up is [{up.out_features}, {up.in_features}], gate [{out_features}, {in_features}]")
+    arguments = GatedLinearArguments(
+        x=x.data_ptr(),
+        x_stride=x.stride(0),
+        gate=gate.data.data_ptr(),
+        up=up.data.data_ptr(),
+        out=out.data_ptr(),
+        out_stride=out.stride(0),
+        num_rows=num_rows,
+        in_features=in_features,
+        out_features=out_features,
+        x_dtype=dtype_code(x, "x"),
+        out_dtype=dtype_code(out, "out"),
+        gate_format=native_code(gate.weight_format),
+        up_format=native_code(up.weight_format),
+        activation=activation,
+    )
+    if biases is not None:
+        for name, bias in zip(("gate_bias", "up_bias"), biases, strict=True):
+            check_vector(bias, name, out_features)
+            setattr(arguments, name, bias.data_ptr())
     library.call(arguments)
 
 

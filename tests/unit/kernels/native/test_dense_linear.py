@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.linear import DenseFormat, packed_bytes
-from kernels.native.linear import linear
+from kernels.native.activation import Activation
+from kernels.native.linear import gated_linear, linear
 from kernels.native.tiled_format import TiledFormat
 from kernels.native_library import NativeLibrary
 from kernels.packed_matrix import PackedMatrix
@@ -71,6 +72,46 @@ def test_linear(
     assert whole is not None and torch.isnan(whole[:, out_features:]).all()
 
 
+@given(
+    num_rows=st.one_of(st.integers(1, 20), st.integers(100, 300)),
+    in_features=st.integers(1, 40),
+    out_features=st.integers(1, 120),
+    gate_dtype=st.sampled_from(DTYPES),
+    up_dtype=st.one_of(st.none(), st.sampled_from(DTYPES)),
+    has_bias=st.booleans(),
+    activation=st.sampled_from(Activation),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_gated_linear(
+    library: NativeLibrary,
+    num_rows: int,
+    in_features: int,
+    out_features: int,
+    gate_dtype: torch.dtype,
+    up_dtype: torch.dtype | None,
+    has_bias: bool,
+    activation: Activation,
+    seed: int,
+) -> None:
+    gate, up = (
+        (randn(seed + i, out_features, in_features) / in_features**0.5).to(dtype)
+        for i, dtype in enumerate((gate_dtype, up_dtype or gate_dtype))
+    )
+    x = strided(randn(seed + 2, num_rows, in_features).bfloat16(), 3)
+    biases = (randn(seed + 3, out_features), randn(seed + 4, out_features)) if has_bias else None
+    out = strided(torch.empty(num_rows, out_features), 2)
+    gated_linear(library, x, pack(gate), pack(up), out, biases, activation)
+    halves = [
+        reference.linear(x.float(), matrix.float(), biases[i] if biases else None)
+        for i, matrix in enumerate((gate, up))
+    ]
+    definition = reference.silu_gate if activation is Activation.SILU else reference.gelu_tanh_gate
+    torch.testing.assert_close(out, definition(torch.cat(halves, dim=1)), rtol=1e-5, atol=1e-5)
+    whole = out._base
+    assert whole is not None and torch.isnan(whole[:, out_features:]).all()
+
+
 @pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
 @given(num_rows=st.integers(2, 150), first=st.integers(0, 149), seed=st.integers(0, 2**31))
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -83,6 +124,9 @@ def test_a_row_has_the_same_bits_in_every_company(
     linear(library, x, matrix, together)
     alone = torch.empty(len(x[some]), 100)
     linear(library, x[some].clone(), matrix, alone)
+    assert torch.equal(alone, together[some])
+    gated_linear(library, x, matrix, matrix, together)
+    gated_linear(library, x[some].clone(), matrix, matrix, alone)
     assert torch.equal(alone, together[some])
 
 
