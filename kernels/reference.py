@@ -152,15 +152,12 @@ def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Codes [T, K] in -127..127, as float32, and scales [T, K / 32] float32; a number is its code times its scale.
     """
-    codes, scales = torch.zeros(x.shape), torch.zeros(x.shape[0], x.shape[1] // 32)
-    for row in range(x.shape[0]):
-        for group in range(x.shape[1] // 32):
-            values = x[row, 32 * group : 32 * (group + 1)].float()
-            largest = values.abs().max()
-            scales[row, group] = largest / 127
-            if largest >= 2.0**-120:  # below, 127 / largest would overflow
-                codes[row, 32 * group : 32 * (group + 1)] = torch.round(values * (127 / largest))  # ties to even
-    return codes, scales
+    groups = x.float().view(x.shape[0], -1, 32)
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    factors = torch.div(torch.tensor(127.0), largest)  # `127 / largest` would be rounded twice
+    factors = torch.where(largest < 2.0**-120, 0, factors)  # below, the quotient may be infinite
+    codes = torch.round(groups * factors)  # ties to even
+    return codes.view(x.shape), (largest / 127)[..., 0]
 
 
 def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
