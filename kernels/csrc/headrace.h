@@ -183,6 +183,75 @@ typedef struct {
   int32_t format;
 } hr_pack_args;
 
+// Attention of a step. The cache of a layer is read where it lies: the key of position i of sequence s, head h, is at
+//   cache + block_tables[s * table_stride + i / block_size] * block_stride + i % block_size * slot_stride + h * head_stride
+// and its value value_offset elements further. No slot at or past a sequence's context is read.
+
+// A part that one thread computes: queries first_query..end_query-1 of a sequence (its tokens of this step, counted from
+// 0) with key/value heads first_head..end_head-1 and all query heads that share them, over the keys of splits
+// first_split..end_split-1. Split s is the positions from s * HR_ATTENTION_SPLIT on.
+enum { HR_ATTENTION_SPLIT = 512 };
+typedef struct {
+  int32_t sequence;
+  int32_t first_head;
+  int32_t end_head;
+  int32_t first_query;
+  int32_t end_query;
+  int32_t first_split;
+  int32_t end_split;
+  int32_t first_partial;  // where the results of its first split go, to be merged with others; -1: it has all splits
+} hr_attention_task;
+
+// Sizes of what hr_plan_attention made.
+typedef struct {
+  int64_t num_tasks;
+  int64_t num_merges;
+  int64_t num_partials;   // results of a split for a row
+  int64_t max_task_rows;  // queries times query heads of the largest task
+} hr_attention_plan;
+
+// Cut a step into tasks for the threads of the context; the same for all layers of equal window.
+typedef struct {
+  const int32_t* query_starts;  // [num_sequences + 1] first token of each sequence; last: number of tokens
+  const int32_t* context_lens;  // [num_sequences] tokens after this step
+  hr_attention_task* tasks;     // [capacity] filled
+  hr_attention_task* merges;    // [capacity] filled
+  hr_attention_plan* plan;      // filled; where a number exceeds the capacity, both lists are useless: call again
+  int64_t num_sequences;
+  int64_t capacity;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t sliding_window;       // last positions that a query sees, itself included; 0: all
+} hr_plan_attention_args;
+
+// out = softmax(cap(scale * query . keys)) @ values, causal.
+typedef struct {
+  const void* query;            // [num_tokens, num_heads, head_dim] of dtype, heads adjacent
+  void* out;                    // likewise
+  const void* cache;            // of one layer, of dtype
+  const int32_t* block_tables;  // [num_sequences, table_stride]
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  const hr_attention_task* tasks;
+  const hr_attention_task* merges;
+  const hr_attention_plan* plan;
+  int64_t query_stride;         // of a token
+  int64_t out_stride;
+  int64_t block_stride;
+  int64_t value_offset;
+  int64_t slot_stride;
+  int64_t head_stride;
+  int64_t table_stride;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t block_size;
+  int64_t sliding_window;       // that of the plan
+  float scale;                  // above 0
+  float soft_cap;               // cap(x) = soft_cap * tanh(x / soft_cap); 0: none
+  int32_t dtype;
+} hr_attend_args;
+
 #define HR_OPERATIONS(HR_OPERATION) \
   HR_OPERATION(add_rms_norm)        \
   HR_OPERATION(rope_write_kv)       \
@@ -190,7 +259,9 @@ typedef struct {
   HR_OPERATION(gather)              \
   HR_OPERATION(linear)              \
   HR_OPERATION(gated_linear)        \
-  HR_OPERATION(pack)
+  HR_OPERATION(pack)                \
+  HR_OPERATION(plan_attention)      \
+  HR_OPERATION(attend)
 
 #define HR_DECLARE(name)                                     \
   int hr_##name(hr_context*, const hr_##name##_args* args);  \
