@@ -12,7 +12,7 @@ import typer
 from engine.config import EngineConfig
 from loadgen.config import BenchConfig
 from scheduler.config import SchedulerConfig
-from server.command_line import Typed, command_of
+from server.command_line import SectionedCommand, Typed, command_of
 from server.config import ServerConfig
 from server.known_model import DEFAULT_ALIAS
 from server.option import options_of
@@ -44,6 +44,7 @@ app = typer.Typer(
     help="An OpenAI-compatible LLM server that keeps latency promises.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -83,9 +84,9 @@ def _root(
     del version
 
 
-@app.command("pull")
+@app.command("pull", short_help="Fetch a model into the cache and verify it.")
 def pull_command(
-    model: Annotated[str, typer.Argument(help=_MODEL_HELP, show_default=False)] = DEFAULT_ALIAS,
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP, metavar="MODEL", show_default=False)] = DEFAULT_ALIAS,
 ) -> None:
     """Fetch a model into the cache ($HEADRACE_CACHE, else ~/.cache/headrace) and verify it."""
     from server.model_error import ModelError
@@ -173,7 +174,9 @@ def _bench(url: str | None, _config_path: Path | None, typed: Typed) -> None:
     raise typer.Exit(main_bench(config))
 
 
-app.command("serve", help=_SERVE_HELP)(command_of(SERVE_OPTIONS, _serve, "[MODEL]", _MODEL_HELP, takes_config=True))
-app.command("bench", help=_BENCH_HELP)(
-    command_of(BENCH_OPTIONS, _bench, "URL", "Of the server, with or without /v1.", is_required=True)
+app.command("serve", help=_SERVE_HELP, cls=SectionedCommand)(
+    command_of(SERVE_OPTIONS, _serve, "MODEL", _MODEL_HELP, takes_config=True)
 )
+app.command(
+    "bench", help=_BENCH_HELP, short_help="Load a server; show who met its targets, by class.", cls=SectionedCommand
+)(command_of(BENCH_OPTIONS, _bench, "URL", "Of the server, with or without /v1.", is_required=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
 from server.option import Option, OptionKind
 
@@ -21,6 +22,21 @@ _METAVARS: dict[OptionKind, str] = {
 
 Typed = Mapping[str, Any]
 """Option key → what was typed; only what was."""
+
+
+class SectionedCommand(TyperCommand):
+    """Its help in plain text, a section for each config dataclass: no name is cut, however narrow the terminal."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The sections in the order of the parameters; typer's own Context and HelpFormatter."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                title = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 def command_of(
@@ -65,7 +81,7 @@ def _annotation(option: Option) -> Any:
     default = option.default_text
     text = option.help if default is None else f"{option.help} (default: {default})"
     shown: dict[str, Any] = {
-        "help": text.replace("[", r"\["),  # else rich takes what follows for markup
+        "help": text,
         "show_default": False,
         "rich_help_panel": option.owner.__name__.removesuffix("Config"),
     }

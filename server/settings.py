@@ -26,7 +26,7 @@ Config = TypeVar("Config")
 _PREFIX = "HEADRACE_"
 _FIELD = "option_"
 """Before each field's name: an option may be called like a method of pydantic's models, such as `json`."""
-_NOT_OPTIONS = frozenset({"HEADRACE_CACHE", "HEADRACE_CONFIG"})
+_NOT_OPTIONS = frozenset({"HEADRACE_CACHE", "HEADRACE_CONFIG", "HEADRACE_KERNELS_ISA"})
 """Variables that are read elsewhere."""
 
 
