@@ -225,7 +225,7 @@ def attend(
     Raises:
         ValueError: a shape or type does not fit.
     """
-    num_tokens, num_heads, head_dim = query.shape
+    _, num_heads, head_dim = query.shape
     shape = (int(work.query_starts[-1]), work.num_heads, head_dim)
     check(query, "query", shape)
     check(out, "out", shape, query.dtype)
