@@ -2,7 +2,8 @@
 
 Server to engine: `AddGroup`, `AbortChoices`, `Stop`. Engine to server: `Progress`, `Ready`, `StepOutputs`, `Fatal`.
 Every record is a frozen msgspec struct with a tag; `encode` and `decode_*` are the only ways in and out.
-Times are seconds on CLOCK_MONOTONIC, which both processes of one machine share.
+Times are seconds on CLOCK_MONOTONIC, which both processes of one machine share. The records that come by the thousand
+are not tracked by the garbage collector: they hold no cycle.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Estimate of a step of `max_num_batched_tokens`, from the warm-up; bounds how long silence may be work."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probability of a chosen (or given) token and of the top ones, before temperature and truncation."""
 
     token_id: int
@@ -87,7 +88,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
-class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New tokens of one choice."""
 
     group_id: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from server.choice_text import ChoiceUpdate
+from server.json_pieces import Piece
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,17 +20,20 @@ class Envelope:
     model: str
     service_tier: str
 
-    def wrap(self, kind: str, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """A chunk or an answer, as a JSON value."""
+    def fields(self, kind: str, **more: Any) -> dict[str, Any]:
+        """A chunk or an answer, as a JSON value, without its choices."""
         return {
             "id": self.id,
             "object": kind,
             "created": self.created_s,
             "model": self.model,
             "service_tier": self.service_tier,
-            "choices": list(choices),
             **more,
         }
+
+    def wrap(self, kind: str, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """The same with its choices."""
+        return self.fields(kind, choices=list(choices), **more)
 
 
 class AnswerWriter(Protocol):
@@ -42,7 +46,7 @@ class AnswerWriter(Protocol):
         """The last chunk of a stream with usage: no choices."""
 
     def collect(self, update: ChoiceUpdate) -> None:
-        """Keep an update for `answer`."""
+        """Keep an update for `answer`, in a form that costs nothing while it is kept."""
 
-    def answer(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer, once every choice has finished."""
+    def answer(self, usage: dict[str, Any]) -> Iterator[Piece]:
+        """The whole answer as pieces of JSON, made one after the other, once every choice has finished."""

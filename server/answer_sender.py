@@ -8,17 +8,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from starlette.types import Message, Send
 
 from engine.errors import SlowConsumer
 from server import sse
 from server.answer import AnswerWriter
-from server.asgi import encode_headers, send_error, send_response
+from server.asgi import encode_headers, send_error
 from server.choice_text import ChoiceUpdate
 from server.errors import JSON_MEDIA_TYPE, api_error, draining
 from server.generation import Generation
 from server.interruption import ClientLeft, ServerEnds
+from server.json_pieces import Piece, blocks
 from server.request_record import RequestRecord
 
 WRITE_TIMEOUT_S = 60.0
@@ -54,11 +54,16 @@ class AnswerSender:
     ) -> None:
         await self._start_stream(headers)
         while updates := await generation.next_updates():
-            chunks = [chunk for update in updates for chunk in writer.chunks(update)]
-            _add_usage(chunks, generation)
-            if chunks:
+            events: list[bytes] = []
+            for update in updates:
+                for part in update.parts():
+                    chunks = writer.chunks(part)
+                    _add_usage(chunks, generation)
+                    events.append(sse.events(chunks))
+                    await generation.share.pause()
+            if any(events):
                 _note(record, updates)
-                await self._write(sse.events(chunks))
+                await self._write(b"".join(events))
         last = b""
         if generation.plan.includes_usage or generation.plan.has_continuous_usage:
             last = sse.event(writer.usage_chunk(generation.usage()))
@@ -70,11 +75,25 @@ class AnswerSender:
         while updates := await generation.next_updates():
             _note(record, updates)
             for update in updates:
-                writer.collect(update)
-        body = msgspec.json.encode(writer.answer(generation.usage()))
+                for part in update.parts():
+                    writer.collect(part)
+                    await generation.share.pause()
+        pieces: list[Piece] = []
+        for piece in writer.answer(generation.usage()):
+            pieces.append(piece)
+            await generation.share.pause()
         took_ms = (time.monotonic() - record.arrival_s) * 1000.0
-        headers = {"content-type": JSON_MEDIA_TYPE, "openai-processing-ms": f"{took_ms:.0f}", **headers}
-        await send_response(200, headers, body, self._send)
+        headers = {
+            "content-type": JSON_MEDIA_TYPE,
+            "content-length": str(sum(map(len, pieces))),
+            "openai-processing-ms": f"{took_ms:.0f}",
+            **headers,
+        }
+        await self._send({"type": "http.response.start", "status": 200, "headers": encode_headers(headers)})
+        for block in blocks(pieces):
+            await self._write(block)
+            await generation.share.pause()
+        await self._write(b"", is_last=True)
 
     async def fail(self, error: Exception) -> None:
         """Tell the client what went wrong, if it is still there: as a response, or as the last event of its stream."""

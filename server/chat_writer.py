@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from server.answer import Envelope
 from server.choice_text import ChoiceUpdate
 from server.generation_plan import GenerationPlan
+from server.json_pieces import JsonItems, Piece, array_pieces, object_pieces
 from server.logprob_text import chat_logprobs
 from server.tokenizer import Tokenizer
 
@@ -18,7 +20,7 @@ CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 class _Collected:
     texts: list[str] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    logprobs: JsonItems = dataclasses.field(default_factory=JsonItems)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -72,28 +74,30 @@ class ChatWriter:
         collected = self._collected[update.choice]
         collected.texts.append(update.text)
         collected.token_ids += update.token_ids
-        collected.logprobs += self._logprobs(update)
+        collected.logprobs.add(self._logprobs(update))
         if update.finish_reason is not None:
             collected.finish_reason, collected.stop_reason = update.finish_reason, update.stop_reason
 
-    def answer(self, usage: dict[str, Any]) -> dict[str, Any]:
-        choices = [self._choice(index, collected) for index, collected in enumerate(self._collected)]
+    def answer(self, usage: dict[str, Any]) -> Iterator[Piece]:
         more: dict[str, Any] = {"usage": usage}
         if self._plan.returns_token_ids:
             more["prompt_token_ids"] = self._plan.prompts[0]
-        return self._envelope.wrap(WHOLE, choices, **more)
+        choices = (self._choice(index, collected) for index, collected in enumerate(self._collected))
+        return object_pieces(self._envelope.fields(WHOLE, **more), "choices", array_pieces(choices))
 
-    def _choice(self, index: int, collected: _Collected) -> dict[str, Any]:
+    def _choice(self, index: int, collected: _Collected) -> Iterator[Piece]:
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "content": "".join(collected.texts), "refusal": None},
-            "logprobs": self._wrap_logprobs(collected.logprobs),
             "finish_reason": collected.finish_reason,
             "stop_reason": collected.stop_reason,
         }
         if self._plan.returns_token_ids:
             choice["token_ids"] = collected.token_ids
-        return choice
+        if self._num_top is None:
+            return object_pieces(choice, "logprobs", (b"null",))
+        logprobs = object_pieces({"refusal": None}, "content", collected.logprobs.pieces())
+        return object_pieces(choice, "logprobs", logprobs)
 
     def _logprobs(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
         return [] if self._num_top is None else chat_logprobs(self._tokenizer, update.logprobs, self._num_top)

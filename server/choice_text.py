@@ -6,12 +6,17 @@ Streamed and whole answers are made of the same updates, so their texts are equa
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 
 from engine.messages import ChoiceDelta, TokenLogprob
 from server.detokenizer import Detokenizer
 from server.generation_plan import GenerationPlan
 from server.stop_strings import StopStringFilter
 from server.tokenizer import Tokenizer
+
+MAX_PART_LOGPROBS = 2048
+"""Log-probabilities, alternatives included, that are written in one go: a few milliseconds of work."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +33,22 @@ class ChoiceUpdate:
     """stop | length | abort | error"""
     stop_reason: str | int | None
     """The stop string, or the token of `stop_token_ids`, that ended it."""
+
+    def parts(self) -> Iterator[ChoiceUpdate]:
+        """The same in several updates if it has many log-probabilities; the last has the text and the end."""
+        records = self.prompt_logprobs or self.logprobs
+        size = max(MAX_PART_LOGPROBS // (1 + len(records[0].top_token_ids)), 1) if records else 1
+        if len(self.prompt_logprobs) + len(self.logprobs) <= size:
+            yield self
+            return
+        empty = ChoiceUpdate(self.choice, "", (), (), (), None, None)
+        for start in range(0, len(self.prompt_logprobs), size):
+            yield dataclasses.replace(empty, prompt_logprobs=self.prompt_logprobs[start : start + size])
+        last = max((len(self.logprobs) - 1) // size, 0) * size
+        for start, end in itertools.pairwise(range(0, last + 1, size)):
+            yield dataclasses.replace(empty, token_ids=self.token_ids[start:end], logprobs=self.logprobs[start:end])
+        rest = dataclasses.replace(self, prompt_logprobs=(), logprobs=self.logprobs[last:])
+        yield dataclasses.replace(rest, token_ids=self.token_ids[last:])
 
 
 class ChoiceText:

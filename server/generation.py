@@ -6,6 +6,7 @@ from engine.client import GroupStream
 from server.choice_text import ChoiceText, ChoiceUpdate
 from server.errors import ApiError, overloaded, server_error
 from server.generation_plan import GenerationPlan
+from server.loop_share import LoopShare
 from server.tokenizer import Tokenizer
 
 
@@ -14,6 +15,8 @@ class Generation:
 
     def __init__(self, stream: GroupStream, plan: GenerationPlan, tokenizer: Tokenizer) -> None:
         self.plan = plan
+        self.share = LoopShare()
+        """Of the event loop; whoever writes the updates goes on with it."""
         self._stream = stream
         self._choices = [ChoiceText(choice, plan, tokenizer) for choice in range(plan.num_choices)]
         self._num_unfinished = plan.num_choices
@@ -30,11 +33,13 @@ class Generation:
             deltas = await anext(self._stream, None)
             if deltas is None:
                 raise _given_up("abort")
+            self.share.begin()
             for delta in deltas:
                 choice = self._choices[delta.choice]
                 if not choice.is_finished:
                     updates.append(choice.push(delta))
                     self._after(choice, updates[-1])
+                    await self.share.pause()
         return updates
 
     def _after(self, choice: ChoiceText, update: ChoiceUpdate) -> None:

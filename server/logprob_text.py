@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from engine.messages import TokenLogprob
 from server.detokenizer import Detokenizer
+from server.json_pieces import JsonItems, Piece
 from server.tokenizer import Tokenizer
 
 
@@ -50,6 +51,36 @@ class CompletionLogprobs:
             "top_logprobs": self.top_logprobs,
             "text_offset": self.text_offset,
         }
+
+
+class EncodedLogprobs:
+    """Parts of one choice's `CompletionLogprobs`, joined and encoded as they come."""
+
+    def __init__(self) -> None:
+        self._tokens = JsonItems()
+        self._token_logprobs = JsonItems()
+        self._top_logprobs = JsonItems()
+        self._text_offset = JsonItems()
+
+    def add(self, part: CompletionLogprobs, num_chars_before: int = 0) -> None:
+        """Append a part whose text stands `num_chars_before` further into the choice's text than it says."""
+        self._tokens.add(part.tokens)
+        self._token_logprobs.add(part.token_logprobs)
+        self._top_logprobs.add(part.top_logprobs)
+        self._text_offset.add([offset + num_chars_before for offset in part.text_offset])
+
+    def pieces(self) -> Iterator[Piece]:
+        """The JSON object."""
+        lists = {
+            "tokens": self._tokens,
+            "token_logprobs": self._token_logprobs,
+            "top_logprobs": self._top_logprobs,
+            "text_offset": self._text_offset,
+        }
+        for index, (name, items) in enumerate(lists.items()):
+            yield b'%s"%s":' % (b"," if index else b"{", name.encode())
+            yield from items.pieces()
+        yield b"}"
 
 
 class CompletionLogprobWriter:

@@ -12,7 +12,7 @@ from server.protocol.common import INT64_MAX, SamplingOptions
 from server.tokenizer import PromptTooLong
 
 MAX_KEPT_LOGPROBS = 1_000_000
-"""Some hundreds of megabytes while the answer is put together."""
+"""About a hundred megabytes of JSON, which is kept until the answer is complete."""
 MIN_TOP_P = 1e-6
 """Stands for a top_p of 0: the most probable token alone."""
 
