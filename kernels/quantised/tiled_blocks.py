@@ -18,7 +18,7 @@ from kernels.quantised.tiles import TILE_ROWS, from_tiles, to_tiles
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TiledBlocks:
-    """Implements `kernels.linear.WeightFormat` in numpy and PyTorch: the definition. `kernels.native` has it at speed."""
+    """Implements `kernels.linear.WeightFormat` in numpy and PyTorch; `kernels.native` has the same at speed."""
 
     block_type: BlockType
 

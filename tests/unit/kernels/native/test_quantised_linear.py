@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
+from kernels.native.activation import Activation
 from kernels.native.gather import gather
-from kernels.native.linear import linear
+from kernels.native.linear import gated_linear, linear
 from kernels.native.quantised import pack_blocks
 from kernels.native_library import NativeLibrary
-from kernels.quantised.block_type import BLOCK_TYPES, Q4_1, BlockType
+from kernels.quantised.block_type import BLOCK_TYPES, Q4_1, Q8_0, BlockType
 from kernels.quantised.tiled_blocks import TiledBlocks
 from tests.quantised_blocks import assert_same_bits, pack, random_blocks, sane_blocks
 from tests.strided import randn, strided
@@ -43,7 +44,7 @@ def test_blocks_are_packed_and_read_as_defined(
 
 @block_types
 @given(
-    num_rows=st.one_of(st.integers(1, 20), st.integers(60, 150)),
+    num_rows=st.one_of(st.integers(1, 20), st.integers(60, 300)),
     num_blocks=st.integers(1, 4),
     out_features=st.integers(1, 90),
     x_dtype=st.sampled_from(DTYPES),
@@ -93,7 +94,42 @@ def assert_near(out: Tensor, expected: Tensor, x: Tensor, weight: Tensor) -> Non
 
 
 @block_types
-@given(num_rows=st.integers(2, 150), first=st.integers(0, 149), seed=st.integers(0, 2**31))
+@given(
+    num_rows=st.one_of(st.integers(1, 20), st.integers(60, 150)),
+    out_features=st.integers(1, 90),
+    other=st.sampled_from([None, None, Q8_0]),
+    has_bias=st.booleans(),
+    activation=st.sampled_from(Activation),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_gated_linear(
+    library: NativeLibrary,
+    block_type: BlockType,
+    num_rows: int,
+    out_features: int,
+    other: BlockType | None,
+    has_bias: bool,
+    activation: Activation,
+    seed: int,
+) -> None:
+    gate = pack(block_type, sane_blocks(block_type, out_features, 256, seed), 256)
+    up = pack(other or block_type, sane_blocks(other or block_type, out_features, 256, seed + 9), 256)
+    x = strided(randn(seed + 1, num_rows, 256).bfloat16(), 3)
+    biases = (randn(seed + 2, out_features), randn(seed + 3, out_features)) if has_bias else None
+    halves = torch.empty(2, num_rows, out_features)
+    for half, matrix, index in zip(halves, (gate, up), (0, 1), strict=True):
+        linear(library, x, matrix, half, biases[index] if biases else None)
+    definition = reference.silu_gate if activation is Activation.SILU else reference.gelu_tanh_gate
+    out = strided(torch.empty(num_rows, out_features), 2)
+    gated_linear(library, x, gate, up, out, biases, activation)
+    torch.testing.assert_close(out, definition(torch.cat(tuple(halves), dim=1)), rtol=1e-5, atol=1e-5)
+    whole = out._base
+    assert whole is not None and torch.isnan(whole[:, out_features:]).all()
+
+
+@block_types
+@given(num_rows=st.integers(2, 300), first=st.integers(0, 299), seed=st.integers(0, 2**31))
 @settings(max_examples=6, deadline=None, derandomize=True)
 def test_a_row_has_the_same_bits_in_every_company(
     library: NativeLibrary, block_type: BlockType, num_rows: int, first: int, seed: int
