@@ -41,6 +41,15 @@ class ConfigFields:
             raise ModelFileError(f"{self.source}: {key} is {value!r}, expected {kind.__name__}")
         return value
 
+    def with_default(self, key: str, kind: type[T], default: T) -> T:
+        """`default` where the key is missing or null; a zero is a value.
+
+        Raises:
+            ModelFileError: of another type.
+        """
+        value = self.optional(key, kind)
+        return default if value is None else value
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of them; empty where the key is missing or null.
 

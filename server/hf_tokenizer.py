@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from server.tokenizer_parts import TokenizerError, TokenizerParts, make_backend
+from server.tokenizer_parts import TokenizerError, TokenizerParts, checked_template, make_backend
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MORE_NAMES = ("additional_special_tokens", "extra_special_tokens")
@@ -108,8 +108,11 @@ def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
+    source, template = "tokenizer_config.json", settings.get("chat_template")
+    if template is None:
+        source = "chat_template.json"
+        template = _read_json(directory / source).get("chat_template")
     if isinstance(template, list):  # named templates
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
-    return template if isinstance(template, str) else None
+    return checked_template(template, f"{directory / source}: chat_template")

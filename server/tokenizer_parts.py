@@ -28,6 +28,17 @@ class TokenizerParts:
     adds_eos: bool = False
 
 
+def checked_template(value: object, source: str) -> str | None:
+    """A chat template; None where there is none, or an empty one.
+
+    Raises:
+        TokenizerError: it is no text.
+    """
+    if value is None or isinstance(value, str):
+        return value or None
+    raise TokenizerError(f"{source} is of type {type(value).__name__}, it must be text; correct or remove it")
+
+
 def make_backend(source: Path, tokenizer_json: str) -> tokenizers.Tokenizer:
     """The `tokenizers` object of a tokenizer.json's text.
 

@@ -69,7 +69,7 @@ def read_hf_config(config: ConfigFields) -> ModelConfig:
         ModelFileError: a value is missing, of another type or impossible.
         UnsupportedModelError: an option the decoder has not.
     """
-    activation = config.optional("hidden_act", str) or "silu"
+    activation = config.with_default("hidden_act", str, "silu")
     if activation != "silu":
         raise UnsupportedModelError(f"{config.source}: hidden_act is {activation!r}, only 'silu' is supported")
     if config.section("quantization_config") is not None:
@@ -78,26 +78,26 @@ def read_hf_config(config: ConfigFields) -> ModelConfig:
         )
     num_heads = config.required("num_attention_heads", int)
     hidden_size = config.required("hidden_size", int)
-    max_position_tokens = config.optional("max_position_embeddings", int) or 2048
+    max_position_tokens = config.with_default("max_position_embeddings", int, 2048)
     rope_theta, rope_scaling = read_hf_rope(config, max_position_tokens)
-    has_attention_bias = config.optional("attention_bias", bool) or False
+    has_attention_bias = config.with_default("attention_bias", bool, False)
     return ModelConfig(
         architecture=NAME,
         num_layers=config.required("num_hidden_layers", int),
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=config.optional("num_key_value_heads", int) or num_heads,
-        head_dim=config.optional("head_dim", int) or hidden_size // max(num_heads, 1),
+        num_kv_heads=config.with_default("num_key_value_heads", int, num_heads),
+        head_dim=config.with_default("head_dim", int, hidden_size // max(num_heads, 1)),
         intermediate_size=config.required("intermediate_size", int),
         vocab_size=config.required("vocab_size", int),
         max_position_tokens=max_position_tokens,
-        rms_norm_eps=config.optional("rms_norm_eps", float) or 1e-6,
+        rms_norm_eps=config.with_default("rms_norm_eps", float, 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        tie_word_embeddings=config.optional("tie_word_embeddings", bool) or False,
+        tie_word_embeddings=config.with_default("tie_word_embeddings", bool, False),
         attention_bias=has_attention_bias,
         attention_output_bias=has_attention_bias,
-        mlp_bias=config.optional("mlp_bias", bool) or False,
+        mlp_bias=config.with_default("mlp_bias", bool, False),
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=next(iter(config.token_ids("bos_token_id")), None),
     )
@@ -115,7 +115,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         raise UnsupportedModelError(f"{file.name}: a mixture of experts (llama.expert_count) is not supported")
     num_heads = metadata.required("llama.attention.head_count", int)
     hidden_size = metadata.required("llama.embedding_length", int)
-    head_dim = metadata.optional("llama.attention.key_length", int) or hidden_size // max(num_heads, 1)
+    head_dim = metadata.with_default("llama.attention.key_length", int, hidden_size // max(num_heads, 1))
     _check_head_dimensions(metadata, head_dim)
     divisors = file.shapes.get(ROPE_DIVISORS)
     rope_theta, rope_scaling = read_gguf_rope(
@@ -128,7 +128,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         num_layers=metadata.required("llama.block_count", int),
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=metadata.optional("llama.attention.head_count_kv", int) or num_heads,
+        num_kv_heads=metadata.with_default("llama.attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
         intermediate_size=metadata.required("llama.feed_forward_length", int),
         vocab_size=file.shapes.get("token_embd.weight", (0,))[0] or metadata.required("llama.vocab_size", int),

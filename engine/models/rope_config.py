@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.config_fields import ConfigFields
-from engine.model_error import UnsupportedModelError
+from engine.model_error import ModelFileError, UnsupportedModelError
 from kernels.rotary import FrequencyDivisors, LinearScaling, Llama3Scaling, RopeScaling
 
 DEFAULT_THETA = 10_000.0
@@ -20,7 +20,9 @@ def read_hf_rope(config: ConfigFields, max_position_tokens: int) -> tuple[float,
         UnsupportedModelError: another kind of scaling, or rotation of a part of the head.
     """
     rope = config.section("rope_parameters") or config.section("rope_scaling")
-    theta = (rope and rope.optional("rope_theta", float)) or config.optional("rope_theta", float) or DEFAULT_THETA
+    theta = config.with_default("rope_theta", float, DEFAULT_THETA)
+    if rope is not None:
+        theta = rope.with_default("rope_theta", float, theta)
     for fields in (config, rope):
         partial = fields.optional("partial_rotary_factor", float) if fields else None
         if partial not in (None, 1.0):
@@ -31,15 +33,23 @@ def read_hf_rope(config: ConfigFields, max_position_tokens: int) -> tuple[float,
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, LinearScaling(rope.required("factor", float))
+        return theta, LinearScaling(_positive(rope, "factor"))
     if kind == "llama3":
+        original = rope.with_default("original_max_position_embeddings", int, max_position_tokens)
+        if original < 1:
+            raise ModelFileError(f"{rope.source}: original_max_position_embeddings is {original}, it must be positive")
         return theta, Llama3Scaling(
-            rope.required("factor", float),
-            rope.required("low_freq_factor", float),
-            rope.required("high_freq_factor", float),
-            rope.optional("original_max_position_embeddings", int) or max_position_tokens,
+            _positive(rope, "factor"), _positive(rope, "low_freq_factor"), _positive(rope, "high_freq_factor"), original
         )
     raise UnsupportedModelError(f"{rope.source}: rope_type is {kind!r}; supported are {', '.join(SUPPORTED_TYPES)}")
+
+
+def _positive(rope: ConfigFields, key: str) -> float:
+    """Raises ModelFileError: missing, or no number above 0."""
+    value = rope.required(key, float)
+    if not value > 0:
+        raise ModelFileError(f"{rope.source}: {key} is {value}, it must be positive")
+    return value
 
 
 def read_gguf_rope(
@@ -51,7 +61,7 @@ def read_gguf_rope(
         ModelFileError: a value is missing or of another type.
         UnsupportedModelError: another kind of scaling.
     """
-    theta = metadata.optional(f"{architecture}.rope.freq_base", float) or DEFAULT_THETA
+    theta = metadata.with_default(f"{architecture}.rope.freq_base", float, DEFAULT_THETA)
     key = f"{architecture}.rope.scaling.type"
     kind = metadata.optional(key, str) or "none"
     factor = metadata.optional(f"{architecture}.rope.scaling.factor", float)

@@ -98,11 +98,28 @@ def test_of_named_templates_the_default_is_taken(directory: Path) -> None:
         ("tokenizer.json", "{", r"tokenizer\.json: not a tokenizer"),
         ("tokenizer_config.json", "{", r"tokenizer_config\.json: not valid JSON"),
         ("tokenizer_config.json", "[]", "a JSON object was expected"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": 5}',
+            r"config\.json: chat_template is of type int, it must be",
+        ),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [{"name": "default", "template": {}}]}',
+            "is of type dict",
+        ),
     ],
 )
 def test_broken_file_is_named(directory: Path, name: str, text: str, message: str) -> None:
     (directory / name).write_text(text)
     with pytest.raises(TokenizerError, match=message):
+        Tokenizer.load(directory)
+
+
+def test_a_template_file_that_holds_no_text_is_named(directory: Path) -> None:
+    _write(directory, "tokenizer_config.json", bos_token="<s>")
+    _write(directory, "chat_template.json", chat_template=True)
+    with pytest.raises(TokenizerError, match=r"chat_template\.json: chat_template is of type bool, it must be text"):
         Tokenizer.load(directory)
 
 
@@ -120,8 +137,8 @@ def test_directory_without_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_path_to_nothing_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+def test_path_to_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"absent\.gguf: cannot be read"):
         Tokenizer.load(tmp_path / "absent.gguf")
 
 
