@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from engine.file_pieces import FilePieces
-from engine.gguf_header import GGUFHeader, parse_gguf_header
-from engine.model_error import ModelFileError, UnsupportedModelError
+from engine.gguf_header import GGUFHeader, read_gguf_header
+from engine.model_error import UnsupportedModelError
 
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 
@@ -49,18 +48,3 @@ class GGUFFile:
     def close(self) -> None:
         """As `TensorSource.close`."""
         self._pieces.close()
-
-
-def read_gguf_header(path: Path) -> GGUFHeader:
-    """The metadata and tensor places of a file; the numbers are not touched.
-
-    Raises:
-        ModelFileError: missing, no GGUF file, truncated or damaged.
-        UnsupportedModelError: another version, byte order or an unknown number format.
-    """
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise ModelFileError(f"{path}: cannot be read ({error})") from error
-    return parse_gguf_header(memoryview(data), path)  # the mapping ends with the last view of it

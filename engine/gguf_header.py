@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import mmap
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from engine.model_error import ModelFileError, UnsupportedModelError
+
+GGUFValue = int | float | bool | str | list[Any]
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -62,9 +65,23 @@ class GGUFTensor:
 class GGUFHeader:
     """Everything in the file but the numbers."""
 
-    metadata: Mapping[str, Any]
-    """Python values: int, float, bool, str, and lists of them."""
+    metadata: Mapping[str, GGUFValue]
     tensors: Mapping[str, GGUFTensor]
+
+
+def read_gguf_header(path: Path) -> GGUFHeader:
+    """The metadata and tensor places of a file; the numbers are not touched.
+
+    Raises:
+        ModelFileError: missing, no GGUF file, truncated or damaged.
+        UnsupportedModelError: another version, byte order or an unknown number format.
+    """
+    try:
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise ModelFileError(f"{path}: cannot be read ({error})") from error
+    return parse_gguf_header(memoryview(data), path)  # the mapping ends with the last view of it
 
 
 def parse_gguf_header(data: memoryview, path: Path) -> GGUFHeader:
@@ -84,7 +101,7 @@ def parse_gguf_header(data: memoryview, path: Path) -> GGUFHeader:
     if version not in SUPPORTED_VERSIONS:
         raise UnsupportedModelError(f"{path}: GGUF version {version}; supported are {SUPPORTED_VERSIONS}")
     num_tensors, num_values = cursor.integer(8), cursor.integer(8)
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, GGUFValue] = {}
     for _ in range(num_values):
         key = cursor.text()
         metadata[key] = cursor.value(cursor.integer(4))
@@ -173,23 +190,30 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.damaged(f"a name is not UTF-8 ({error})") from error
 
-    def value(self, type_id: int, depth: int = 0) -> Any:
-        """A metadata value. Text that is not UTF-8 keeps its readable part."""
+    def value(self, type_id: int, depth: int = 0) -> GGUFValue:
+        """A metadata value."""
         try:
             kind = GGUFValueType(type_id)
         except ValueError as error:
             raise self.damaged(f"unknown value type {type_id}") from error
         if kind == GGUFValueType.STRING:
-            return str(self.take(self.integer(8)), "utf-8", "replace")
+            return self._string()
         if kind == GGUFValueType.ARRAY:
             return self._array(depth)
-        return self._numbers(kind, 1)[0]
+        number: int | float | bool = self._numbers(kind, 1)[0]
+        return number
+
+    def _string(self) -> str:
+        """Text that is not UTF-8 keeps its readable part."""
+        return str(self.take(self.integer(8)), "utf-8", "replace")
 
     def _array(self, depth: int) -> list[Any]:
         if depth == MAX_NESTING:
             raise self.damaged(f"arrays are nested more than {MAX_NESTING} deep")
         type_id, length = self.integer(4), self.integer(8)
-        if type_id in (GGUFValueType.STRING, GGUFValueType.ARRAY):
+        if type_id == GGUFValueType.STRING:
+            return [self._string() for _ in range(length)]
+        if type_id == GGUFValueType.ARRAY:
             return [self.value(type_id, depth + 1) for _ in range(length)]
         try:
             kind = GGUFValueType(type_id)

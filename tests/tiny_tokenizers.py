@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from server.gguf_metadata import GGUFValue
+from engine.gguf_header import GGUFValue
 from server.gguf_tokenizer import TokenType, parts_from_metadata
 from server.tokenizer import Tokenizer
 from server.tokenizer_parts import TokenizerParts

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from engine.gguf_file import SUPPORTED_TYPES, read_gguf_header
+from engine.gguf_file import SUPPORTED_TYPES
+from engine.gguf_header import read_gguf_header
 from engine.model_error import ModelError, ModelFileError, UnsupportedModelError
 from engine.weights import LoadedModel, load_model
 from tests.paged_decoding import PagedDecoding
