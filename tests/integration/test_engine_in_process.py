@@ -186,6 +186,7 @@ REAL_PROMPTS = (
 
 
 @pytest.mark.real_model
+@pytest.mark.timeout(600)
 def test_the_default_model_continues_like_transformers(real_model_path: Path, real_transformers_model: Any) -> None:
     """Small and large steps, a pool that forces preemption, and prompts read from the prefix cache."""
     from server.tokenizer import Tokenizer

@@ -8,6 +8,7 @@ token after token.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,13 +102,8 @@ def generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], lis
     return answers, [torch.stack(parts) for parts in chosen_from]
 
 
-def judge(path: Path, prompts: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
+def judge(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
     """Transformers' logits [NUM_NEW_TOKENS, vocab] at the places where ours chose."""
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    ).eval()
     with torch.inference_mode():
         return [
             model(torch.tensor([prompt + answer[:-1]]), logits_to_keep=NUM_NEW_TOKENS, use_cache=False).logits[0]
@@ -115,12 +111,12 @@ def judge(path: Path, prompts: list[list[int]], answers: list[list[int]]) -> lis
         ]
 
 
-def test_greedy_answers_are_those_of_transformers(real_model_path: Path) -> None:
+def test_greedy_answers_are_those_of_transformers(real_model_path: Path, real_transformers_model: Any) -> None:
     tokenizer = Tokenizer.load(real_model_path)
     prompts = encode_prompts(tokenizer)
     assert len(prompts) == 24 and sum(len(prompt) > 1000 for prompt in prompts) == 3
     answers, ours = generate(real_model_path, prompts)
-    theirs = judge(real_model_path, prompts, answers)
+    theirs = judge(real_transformers_model, prompts, answers)
     for index, (answer, our_logits, their_logits) in enumerate(zip(answers, ours, theirs, strict=True)):
         torch.testing.assert_close(our_logits, their_logits, rtol=0, atol=LOGIT_TOLERANCE)
         best = their_logits.topk(2, dim=-1)
