@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from loadgen.class_mix import NO_CLASS
 from loadgen.targets import TargetBook, Targets
 from loadgen.trace import RequestTrace, TraceEnd
 
@@ -164,9 +165,13 @@ def quantiles(values: Iterable[float]) -> Quantiles | None:
 
 
 def summarize(
-    name: str, judged: Sequence[tuple[RequestTrace, Outcome]], arrival_window_s: float | None
+    name: str,
+    judged: Sequence[tuple[RequestTrace, Outcome]],
+    arrival_window_s: float | None,
+    default_class: str | None = None,
 ) -> ClassSummary:
-    """The summary of some requests with their outcomes."""
+    """The summary of some requests with their outcomes. `default_class` is the one that requests of `NO_CLASS` ask for;
+    None: the server told none, and nobody can say whether they were degraded."""
     counts = dict.fromkeys(Outcome, 0)
     for _, outcome in judged:
         counts[outcome] += 1
@@ -182,7 +187,7 @@ def summarize(
         offered_attainment=_ratio(counts[Outcome.MET], num_judged),
         admitted_attainment=_ratio(counts[Outcome.MET], counts[Outcome.MET] + num_late),
         goodput_per_s=counts[Outcome.MET] / arrival_window_s if arrival_window_s else None,
-        num_degraded=sum(_is_degraded(trace) for trace in traces),
+        num_degraded=sum(_is_degraded(trace, default_class) for trace in traces),
         num_prompt_tokens=sum(trace.num_prompt_tokens or 0 for trace in traces),
         num_cached_tokens=sum(trace.num_cached_tokens or 0 for trace in traces),
         num_output_tokens=sum(trace.num_output_tokens for trace in traces),
@@ -214,8 +219,9 @@ def _gaps_s(trace: RequestTrace) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def _is_degraded(trace: RequestTrace) -> bool:
-    return trace.told is not None and trace.told.granted not in (None, trace.planned.slo_class)
+def _is_degraded(trace: RequestTrace, default_class: str | None) -> bool:
+    asked = default_class if trace.planned.slo_class == NO_CLASS else trace.planned.slo_class
+    return asked is not None and trace.told is not None and trace.told.granted not in (None, asked)
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -24,7 +24,7 @@ _ALWAYS_SHOWN = (
     ("failed", (Outcome.FAILED,)),
 )
 _SHOWN_WHERE_ANY = (
-    ("late: ttft", (Outcome.LATE_TTFT,)),
+    ("ttft", (Outcome.LATE_TTFT,)),
     ("tpot", (Outcome.LATE_TPOT,)),
     ("stall", (Outcome.LATE_STALL,)),
     ("e2e", (Outcome.LATE_E2E,)),
@@ -138,6 +138,8 @@ def _rows(result: BenchResult) -> tuple[ClassSummary, ...]:
 def _outcome_table(result: BenchResult) -> Table:
     table = Table(title=f"{result.server.model} at {result.config.url}: outcomes by class", title_justify="left")
     rare = [column for column in _SHOWN_WHERE_ANY if any(result.overall.outcomes[outcome] for outcome in column[1])]
+    if result.overall.num_late:
+        rare[0] = (f"late: {rare[0][0]}", rare[0][1])  # what was late stands first
     shown = [*_ALWAYS_SHOWN, *rare]
     table.add_column("class", no_wrap=True)
     for title in ("sent", *(title for title, _ in shown), "met / sent"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from loadgen.class_mix import ClassMix
+from loadgen.class_mix import NO_CLASS, ClassMix
 from loadgen.config import BenchConfig
 from loadgen.metrics import ClassSummary, Outcome, judge, quantiles, summarize
 from loadgen.runner import RunResult
@@ -47,6 +47,7 @@ def make_result(
     """Judge every request and sum up."""
     judged = tuple((trace, judge(trace, book)) for trace in run.traces)
     by_class = {name: [pair for pair in judged if pair[0].planned.slo_class == name] for name in mix.names}
+    asked_by_default = NO_CLASS if mix.names_class else server.default_class
     tightest_ttft_s = book.tightest_ttft_s(mix.names)
     max_send_lag_s = config.max_send_lag * (_FALLBACK_TTFT_S if tightest_ttft_s is None else tightest_ttft_s)
     errors = collections.Counter(trace.error for trace in run.traces if trace.error is not None)
@@ -55,8 +56,10 @@ def make_result(
         server=server,
         run=run,
         judged=judged,
-        overall=summarize(OVERALL, judged, run.arrival_window_s),
-        classes=tuple(summarize(name, pairs, run.arrival_window_s) for name, pairs in by_class.items()),
+        overall=summarize(OVERALL, judged, run.arrival_window_s, asked_by_default),
+        classes=tuple(
+            summarize(name, pairs, run.arrival_window_s, asked_by_default) for name, pairs in by_class.items()
+        ),
         max_send_lag_s=max_send_lag_s,
         invalid_reasons=find_invalid(run.traces, max_send_lag_s),
         errors=tuple(errors.most_common(_MAX_ERRORS)),

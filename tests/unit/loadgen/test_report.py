@@ -1,0 +1,79 @@
+"""The table for people: its columns, and what counts as degraded."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from loadgen.class_mix import NO_CLASS, parse_class_mix
+from loadgen.config import BenchConfig
+from loadgen.report import print_report
+from loadgen.result import BenchResult, make_result
+from loadgen.runner import RunResult
+from loadgen.server_probe import ServerInfo
+from loadgen.targets import TargetBook, Targets, ToldTargets
+from loadgen.trace import Chunk, RequestTrace, TraceEnd
+from loadgen.workload import PlannedRequest
+
+
+def _trace(index: int, slo_class: str, times: list[float], granted: str) -> RequestTrace:
+    trace = RequestTrace(PlannedRequest(index, slo_class, 0.0, "hi", 1, 4), 0.0, 0.0)
+    trace.told = ToldTargets(granted, Targets())
+    trace.chunks = [Chunk(time_s, 1) for time_s in times]
+    trace.finish(TraceEnd.COMPLETED, times[-1])
+    return trace
+
+
+def _result(*requests: tuple[str, list[float]], classes: tuple[str, ...], server: ServerInfo) -> BenchResult:
+    config = BenchConfig("http://x", classes=classes)
+    mix = parse_class_mix(config)
+    traces = tuple(_trace(i, mix.names[0], times, granted) for i, (granted, times) in enumerate(requests))
+    book = TargetBook({mix.names[0]: Targets(ttft_s=1.0, tpot_s=0.1)}, {})
+    return make_result(config, mix, server, book, RunResult(traces, 0.0, 2.0, 1.0, interrupted=False))
+
+
+def _printed(result: BenchResult) -> str:
+    out = io.StringIO()
+    print_report(result, Console(file=out, width=160))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("classes", "default_class", "granted", "num_degraded"),
+    [
+        ((), "standard", "standard", 0),
+        ((), "standard", "batch", 1),
+        ((), None, "standard", 0),
+        (("standard",), "interactive", "standard", 0),
+        (("standard",), "interactive", "batch", 1),
+        ((NO_CLASS,), "standard", NO_CLASS, 0),
+        ((NO_CLASS,), "standard", "standard", 1),
+    ],
+)
+def test_degraded_is_another_class_than_the_one_asked_for(
+    classes: tuple[str, ...], default_class: str | None, granted: str, num_degraded: int
+) -> None:
+    """Requests that name no class ask for the server's default one."""
+    result = _result((granted, [0.5]), classes=classes, server=ServerInfo("m", default_class=default_class))
+    assert [c.num_degraded for c in (result.overall, *result.classes)] == [num_degraded] * 2
+    assert f"degraded {num_degraded}" in _printed(result)
+
+
+@pytest.mark.parametrize(
+    ("times", "title"),
+    [
+        ([[0.5, 1.5]], "late: tpot"),
+        ([[1.5]], "late: ttft"),
+        ([[0.5, 1.5], [1.5]], "late: ttft │ tpot"),
+    ],
+)
+def test_the_first_column_of_what_was_late_says_so(times: list[list[float]], title: str) -> None:
+    result = _result(*(("a", each) for each in times), classes=("a",), server=ServerInfo("m"))
+    printed = " ".join(_printed(result).replace("┃", "│").split())
+    assert title in printed and printed.count("late:") == 1
+
+
+def test_nothing_late_has_no_such_column() -> None:
+    assert "late:" not in _printed(_result(("a", [0.5]), classes=("a",), server=ServerInfo("m")))
