@@ -260,7 +260,7 @@ class AsyncEngine:
     def disconnect(self, error: EngineDied) -> None:
         """From the supervisor: the process ended; every open stream raises `error`."""
         self.state = EngineState.DEAD
-        self._connection = None
+        self._connection = self.progress = None
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.fail(error)

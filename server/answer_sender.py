@@ -15,7 +15,7 @@ from server import sse
 from server.answer import AnswerWriter
 from server.asgi import encode_headers, send_error
 from server.choice_text import ChoiceUpdate
-from server.errors import JSON_MEDIA_TYPE, api_error, draining
+from server.errors import JSON_MEDIA_TYPE, api_error, cut_short
 from server.generation import Generation
 from server.interruption import ClientLeft, ServerEnds
 from server.json_pieces import Piece, blocks
@@ -99,7 +99,7 @@ class AnswerSender:
         """Tell the client what went wrong, if it is still there: as a response, or as the last event of its stream."""
         if isinstance(error, ClientLeft):
             return
-        answer = draining() if isinstance(error, ServerEnds) else api_error(error)
+        answer = cut_short() if isinstance(error, ServerEnds) else api_error(error)
         assert answer is not None, f"{error!r} has no answer"
         if not self._has_started:
             await send_error(answer, self._send)

@@ -22,6 +22,7 @@ DEFAULT_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 100.0
 """The official client ignores a Retry-After of more than two minutes and then does not retry at all."""
 JSON_MEDIA_TYPE = "application/json"
+ENGINE_DIED = "the engine stopped while it answered; it is being restarted: retry in a few seconds"
 
 
 class ApiError(Exception):
@@ -125,6 +126,13 @@ def draining() -> ApiError:
     return error
 
 
+def cut_short() -> ApiError:
+    """503: a request that still ran when the time of the drain was over."""
+    error = overloaded("the server is shutting down: this answer was cut short, retry on another one", "draining")
+    error.extra_headers["connection"] = "close"
+    return error
+
+
 def server_error(message: str, code: str = "internal_error", should_retry: bool | None = False) -> ApiError:
     """500: our fault. Nothing of the inside is told."""
     return ApiError(500, message, kind="server_error", code=code, should_retry=should_retry)
@@ -155,7 +163,7 @@ def api_error(error: Exception) -> ApiError | None:
     if isinstance(error, EngineUnavailable):
         return overloaded(str(error), "engine_unavailable")
     if isinstance(error, EngineDied):
-        return overloaded(str(error), "engine_died")
+        return overloaded(ENGINE_DIED, "engine_died")  # how it ended is for the log
     if isinstance(error, SlowConsumer):
         return ApiError(408, str(error), kind="invalid_request_error", code="slow_client")
     if isinstance(error, GroupAborted):

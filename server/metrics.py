@@ -54,6 +54,11 @@ class Metrics:
             ("handler", "method", "status"),
             registry=self._registry,
         )
+        self._lost_log_lines = Counter(
+            "headrace_request_log_lost_lines",
+            "Lines of the request log that could not be written.",
+            registry=self._registry,
+        )
         self._loop_lag = Histogram(
             "headrace_event_loop_lag_seconds",
             "How late the event loop runs a timer: the longest a client may wait for nothing.",
@@ -97,6 +102,10 @@ class Metrics:
             method if method in _METHODS else "other",
             str(status) if 100 <= status <= 599 else "other",
         ).inc()
+
+    def observe_lost_log_line(self) -> None:
+        """A finished request is not in the request log."""
+        self._lost_log_lines.inc()
 
     def observe_loop_lag(self, lag_s: float) -> None:
         """One measurement of the event loop's lag."""

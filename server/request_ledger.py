@@ -46,8 +46,8 @@ class RequestLedger:
         if is_first:
             del self._live[id(record)]
             self._metrics.finish(record, outcome)
-            if self._log is not None:
-                self._log.write(record, outcome)
+            if self._log is not None and not self._log.write(record, outcome):
+                self._metrics.observe_lost_log_line()
         return outcome
 
     def check(self) -> None:

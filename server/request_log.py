@@ -38,8 +38,8 @@ class RequestLog:
         self.num_lost = 0
         """Lines that could not be written."""
 
-    def write(self, record: RequestRecord, outcome: Outcome) -> None:
-        """Append one finished request; the line is handed to the operating system before this returns."""
+    def write(self, record: RequestRecord, outcome: Outcome) -> bool:
+        """Append one finished request; the line is handed to the operating system before this returns. False: lost."""
         try:
             self._file.write(json.dumps(_line(record, outcome), separators=(",", ":")) + "\n")
             self._file.flush()
@@ -47,6 +47,8 @@ class RequestLog:
             if self.num_lost == 0:
                 logger.warning("request log %s: line of %s lost: %s", self._path, record.request_id, error)
             self.num_lost += 1
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file; lines after this are lost."""

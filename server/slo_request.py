@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import cast
 
@@ -28,6 +29,8 @@ UNCLAIMED_TIERS = ("auto", "default", "scale")
 """Tiers that mean the default class where no class claims them."""
 _KEYS = ("class", "ttft_ms", "tpot_ms", "e2e_deadline_ms", "degrade")
 _MAX_ECHO_CHARS = 64
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE)
+"""Python's `float` takes more: underscores, other scripts' digits, nan."""
 
 
 class InvalidSLO(ValueError):
@@ -127,10 +130,9 @@ def _seconds(value_ms: float | None, param: str, headers: Mapping[str, str], hea
         if text is None:
             return None
         param = header
-        try:
-            value_ms = float(text)
-        except ValueError:
-            raise InvalidSLO(param, f"{param} is {_echo(text)}, it must be a number of milliseconds") from None
+        if _NUMBER.fullmatch(text.strip(" \t")) is None:
+            raise InvalidSLO(param, f"{param} is {_echo(text)}, it must be a number of milliseconds")
+        value_ms = float(text)
     if not 0.0 < value_ms <= MAX_TARGET_MS:
         raise InvalidSLO(
             param, f"{param} is {value_ms}, it must be above 0 and at most {MAX_TARGET_MS:.0f} milliseconds"

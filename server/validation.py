@@ -52,7 +52,9 @@ def _without_other_forms(details: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
 
 def _describe(detail: Mapping[str, Any]) -> str:
     param = _param(detail)
-    text = f"{param}: {detail['msg']}" if param else str(detail["msg"])
+    text = str(detail["msg"])
+    if param and not text.startswith(f"{param} "):  # some messages begin with the name
+        text = f"{param}: {text}"
     return shortened(text + _echo(detail), MAX_ERROR_CHARS)
 
 

@@ -388,7 +388,8 @@ def test_second_signal_ends_what_still_runs_with_an_error_event() -> None:
                 await h.engine.is_holding.wait()
                 server.handle_exit(signal.SIGTERM, None)
                 server.handle_exit(signal.SIGINT, None)
-                assert events_of(await running)[-1]["error"]["code"] == "draining"
+                error = events_of(await running)[-1]["error"]
+                assert error["code"] == "draining" and "this answer was cut short" in error["message"]
             assert h.outcomes() == {"offered": 1, "failed": 1}
 
     asyncio.run(body())

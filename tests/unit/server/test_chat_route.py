@@ -355,6 +355,7 @@ def test_engine_death_before_the_headers_is_a_503_worth_a_retry() -> None:
         response = await h.chat()
         error = error_of(response, 503)
         assert error["code"] == "engine_died" and float(response.headers["retry-after"]) > 0
+        assert "is being restarted" in error["message"] and "SIG" not in error["message"]
         again = await h.chat()
         assert error_of(again, 503)["code"] == "engine_unavailable"
         assert again.headers["retry-after-ms"]
@@ -373,6 +374,7 @@ def test_engine_death_under_a_stream_is_an_error_event_and_then_done(dies_after:
         assert response.status_code == 200
         events = events_of(response)
         assert set(events[-1]) == {"error"} and events[-1]["error"]["code"] == "engine_died"
+        assert "SIG" not in events[-1]["error"]["message"]
         assert all("error" not in event for event in events[:-1])
         assert sum(len(c["delta"].get("content", "")) > 0 for e in events[:-1] for c in e["choices"]) == dies_after
         assert h.outcomes() == {"offered": 1, "failed": 1}

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.messages import GroupAdmitted
-from scheduler.slo import SLO, Outcome
+from scheduler.slo import SLO, Outcome, SLOClasses
+from server.metrics import Metrics
+from server.request_ledger import RequestLedger
 from server.request_log import RequestLog
 from server.request_record import End, RequestRecord
 
@@ -69,9 +71,10 @@ def test_lines_are_appended(tmp_path: Path) -> None:
 
 def test_a_line_that_cannot_be_written_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog(str(tmp_path / "requests.jsonl"))
+    assert log.write(_finished(), Outcome.MET)
     log.close()
-    log.write(_finished(), Outcome.MET)
-    log.write(_finished(), Outcome.MET)
+    assert not log.write(_finished(), Outcome.MET)
+    assert not log.write(_finished(), Outcome.MET)
     assert log.num_lost == 2
     assert caplog.text.count("req-1") == 1
 
@@ -79,3 +82,19 @@ def test_a_line_that_cannot_be_written_is_counted(tmp_path: Path, caplog: pytest
 def test_a_path_that_cannot_be_opened_is_an_error_at_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="absent"):
         RequestLog(str(tmp_path / "absent" / "requests.jsonl"))
+
+
+def test_lost_lines_are_shown_as_a_metric(tmp_path: Path) -> None:
+    classes = SLOClasses()
+    metrics = Metrics(classes, "m")
+    log = RequestLog(str(tmp_path / "requests.jsonl"))
+    ledger = RequestLedger(classes, metrics, log)
+
+    def finish() -> bytes:
+        record = ledger.open("req-1", SLO("standard", "standard"), 1.0, 1)
+        ledger.close(record, End.CANCELLED, 2.0, "client_left")
+        return metrics.render()
+
+    assert b"headrace_request_log_lost_lines_total 0.0" in finish()
+    log.close()
+    assert b"headrace_request_log_lost_lines_total 1.0" in finish()

@@ -50,6 +50,10 @@ def test_readiness_tells_the_progress_of_loading() -> None:
             "progress": {"phase": "loading weights", "fraction": 0.5},
         }
         assert response.headers["cache-control"] == "no-store"
+        h.engine.engine.disconnect(EngineDied("gone"))
+        assert (await h.client.get("/readyz")).json() == {"status": "dead"}, (
+            "that progress is of a process that is gone"
+        )
 
     run(body)
 

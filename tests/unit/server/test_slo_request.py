@@ -60,6 +60,11 @@ def test_what_is_overridden_is_not_looked_at() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["250", " 250\t", "250.", "+250.0", "2.5e2", "25E+1"])
+def test_target_headers_take_plain_numbers(text: str) -> None:
+    assert _resolve({"x-slo-ttft-ms": text}).ttft_s == 0.25
+
+
 @pytest.mark.parametrize(("text", "consents"), [("1", True), ("true", True), ("0", False), ("FALSE", False)])
 def test_degrade_header(text: str, consents: bool) -> None:
     assert _resolve({"x-slo-degrade": text}).may_degrade is consents
@@ -73,9 +78,13 @@ def test_degrade_header(text: str, consents: bool) -> None:
         ({}, "gold", None, "service_tier", ["'gold'", "priority", "flex", "scale"]),
         ({}, None, SLOBody(slo_class="gold"), "slo.class", ["'gold'", "batch"]),
         ({"x-slo-ttft-ms": "soon"}, None, None, "x-slo-ttft-ms", ["'soon'", "milliseconds"]),
-        ({"x-slo-ttft-ms": "nan"}, None, None, "x-slo-ttft-ms", ["nan", "above 0"]),
+        ({"x-slo-ttft-ms": "nan"}, None, None, "x-slo-ttft-ms", ["nan", "milliseconds"]),
         ({"x-slo-tpot-ms": "-1"}, None, None, "x-slo-tpot-ms", ["-1", "above 0"]),
-        ({"x-slo-tpot-ms": "inf"}, None, None, "x-slo-tpot-ms", ["inf", f"{MAX_TARGET_MS:.0f}"]),
+        ({"x-slo-tpot-ms": "inf"}, None, None, "x-slo-tpot-ms", ["inf", "milliseconds"]),
+        ({"x-slo-tpot-ms": "1e300"}, None, None, "x-slo-tpot-ms", ["1e+300", f"{MAX_TARGET_MS:.0f}"]),
+        ({"x-slo-ttft-ms": "1_000"}, None, None, "x-slo-ttft-ms", ["'1_000'", "milliseconds"]),
+        ({"x-slo-ttft-ms": "٣"}, None, None, "x-slo-ttft-ms", ["milliseconds"]),
+        ({"x-slo-ttft-ms": ""}, None, None, "x-slo-ttft-ms", ["''", "milliseconds"]),
         ({"x-slo-degrade": "maybe"}, None, None, "x-slo-degrade", ["'maybe'", "1 or 0"]),
         ({}, None, SLOBody(ttft_ms=0.0), "slo.ttft_ms", ["0.0", "above 0"]),
         ({}, None, SLOBody(e2e_deadline_ms=MAX_TARGET_MS + 1), "slo.e2e_deadline_ms", ["at most"]),

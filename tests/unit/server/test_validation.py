@@ -31,6 +31,10 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+    ({"repetition_penalty": 0.009}, "repetition_penalty"),
+    ({"repetition_penalty": 100.5}, "repetition_penalty"),
+    ({"logit_bias": {"5": 1e300}}, "logit_bias"),
     ({"seed": 2**64}, "seed"),
     ({"seed": -(2**70)}, "seed"),
     ({"seed": 1.5}, "seed"),
@@ -364,5 +368,15 @@ def test_extreme_integers_are_a_400_or_have_a_meaning(path: str) -> None:
                 }
                 response = await h.client.post(path, json=request)
                 assert response.status_code in (200, 400), (name, value, response.text)
+
+    run(body)
+
+
+def test_a_message_names_its_field_once() -> None:
+    async def body(h: Harness) -> None:
+        for options in ({"top_logprobs": 1}, {"stream_options": {}}):
+            message = error_of(await h.client.post(CHAT, json={"messages": [USER], **options}), 400)["message"]
+            [name] = options
+            assert message.startswith(f"{name} has a meaning only with")
 
     run(body)
