@@ -16,6 +16,7 @@ from engine.runner import Clock, Runner
 from engine.stats import step_stats
 from scheduler.link import NO_LINK
 from scheduler.output import (
+    Expiry,
     FinishedRequest,
     RefusalReason,
     RequestResult,
@@ -199,12 +200,18 @@ class EngineCore:
         for request_id in output.preempted:
             self._leave_runner(self._choices[request_id])
         for expiry in output.expired:
-            self._expire(self._groups[expiry.group_id], expiry.message, report)
+            self._expire(self._groups[expiry.group_id], expiry, report)
         return output
 
-    def _expire(self, group: LiveGroup, message: str, report: _TurnReport) -> None:
-        reason = RefusalReason.EXPIRED.value
-        report.refused.append(GroupRefused(group_id=group.group_id, reason=reason, message=message))
+    def _expire(self, group: LiveGroup, expiry: Expiry, report: _TurnReport) -> None:
+        report.refused.append(
+            GroupRefused(
+                group_id=group.group_id,
+                reason=RefusalReason.EXPIRED.value,
+                message=expiry.message,
+                retry_after_s=expiry.retry_after_s,
+            )
+        )
         for choice in tuple(group.choices.values()):
             self._forget(choice)
 

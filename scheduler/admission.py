@@ -51,7 +51,7 @@ class AdmissionControl:
             return Verdict(VerdictKind.ADMIT, slo_class.name)
         num_tokens = sum(map(num_queued_tokens, group))
         if num_running + queue.num_requests + len(group) > self._max_live_requests:
-            return self._refuse_full_instance(slo_class, queue, num_tokens)
+            return self._refuse_full_instance(slo_class, queue)
         if _has_room(slo_class, queue, num_tokens):
             return Verdict(VerdictKind.QUEUE, slo_class.name)
         if slo.may_degrade and slo_class.degrade_to is not None:
@@ -99,12 +99,12 @@ class AdmissionControl:
         num_blocks = sum(-(-s.num_prompt_tokens // block_size) if s.leader_id is None else 1 for s in group)
         return queue.num_blocks + num_blocks + self._watermark_blocks <= num_free_blocks
 
-    def _refuse_full_instance(self, slo_class: SLOClass, queue: WaitingQueue, num_tokens: int) -> Verdict:
+    def _refuse_full_instance(self, slo_class: SLOClass, queue: WaitingQueue) -> Verdict:
         message = (
             f"{queue.num_requests} requests wait and {self._config.max_queued_requests} may "
             f"(max_queued_requests); retry later"
         )
-        return _refuse(slo_class, RefusalReason.INSTANCE_FULL, message, self._seconds_for(num_tokens))
+        return _refuse(slo_class, RefusalReason.INSTANCE_FULL, message, self.retry_after_s(slo_class, queue))
 
     def _refuse_full_class(self, slo_class: SLOClass, queue: WaitingQueue, num_tokens: int) -> Verdict:
         queued = queue.num_tokens_by_class[slo_class.name]
@@ -112,8 +112,15 @@ class AdmissionControl:
             f"class {slo_class.name!r} has {queued} prompt tokens waiting and takes {slo_class.queue_cap_tokens}, "
             f"this request has {num_tokens}; retry later, shorten the prompt or ask for another class"
         )
-        excess = queued + num_tokens - slo_class.queue_cap_tokens
-        return _refuse(slo_class, RefusalReason.CLASS_QUEUE_FULL, message, self._seconds_for(excess))
+        return _refuse(slo_class, RefusalReason.CLASS_QUEUE_FULL, message, self.retry_after_s(slo_class, queue))
+
+    def retry_after_s(self, slo_class: SLOClass, queue: WaitingQueue) -> float:
+        """When to come back: once what waits ahead, in the class and in those before it, is worked off.
+
+        Room may open sooner, but who comes back for it waits behind the same backlog.
+        """
+        names = [c.name for c in self._classes if c.rank <= slo_class.rank]
+        return self._seconds_for(sum(queue.num_tokens_by_class[name] for name in names))
 
     def _seconds_for(self, num_tokens: int) -> float:
         """Time to compute that many tokens at the rate of the last steps, within bounds; the least if unknown."""

@@ -22,13 +22,14 @@ class Group:
     members: dict[str, Request]
     has_started: bool = False
 
-    def expire(self, now_s: float) -> Expiry:
+    def expire(self, now_s: float, retry_after_s: float) -> Expiry:
         """What its client is told."""
         waited_s, limit_s = now_s - self.arrival_s, self.expiry_s - self.arrival_s
         return Expiry(
             self.group_id,
             f"not started after {waited_s:.3g} s in class {self.granted!r}, the limit is {limit_s:.3g} s; "
             "retry later, allow more time or ask for another class",
+            retry_after_s,
         )
 
 

@@ -79,6 +79,8 @@ class Expiry:
 
     group_id: str
     message: str
+    retry_after_s: float
+    """Estimate, from what waited ahead of it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ class Scheduler:
 
     def _expire(self, plan: StepPlan) -> None:
         for group in self._groups.expired(plan.now_s):
-            plan.expired.append(group.expire(plan.now_s))
+            retry_after_s = self._admission.retry_after_s(self._classes.get(group.granted), self._queue)
+            plan.expired.append(group.expire(plan.now_s, retry_after_s))
             self._counters.num_expired += len(group.members)
             for request in tuple(group.members.values()):
                 self._finish(request, FinishReason.ABORT)

@@ -150,7 +150,7 @@ def test_a_group_that_waits_too_long_expires_whole() -> None:
     harness.turn(AbortChoices(group_id="late", choices=(1,)))
     harness.clock.advance(601.0)
     harness.run()
-    assert harness.refused["late"].reason == "expired"
+    assert harness.refused["late"].reason == "expired" and harness.refused["late"].retry_after_s is not None
     assert harness.finish_reasons == {("late", 1): "abort", ("running", 0): "length"}
     harness.assert_nothing_is_left()
 

@@ -147,12 +147,13 @@ def test_a_full_class_degrades_with_consent_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "expected_s"), [(0.0, MIN_RETRY_S), (2.0, 13.5), (1000.0, MIN_RETRY_S), (0.01, MAX_RETRY_S)]
+    ("tokens_per_s", "expected_s"), [(0.0, MIN_RETRY_S), (4.0, 29.25), (1000.0, MIN_RETRY_S), (0.01, MAX_RETRY_S)]
 )
-def test_retry_after_is_the_time_to_work_off_the_excess(tokens_per_s: float, expected_s: float) -> None:
+def test_retry_after_is_the_time_to_work_off_what_waits_ahead(tokens_per_s: float, expected_s: float) -> None:
     desk = Desk(max_queued_requests=9)
     for name in ("a", "b", "c"):
         desk.wait(name, 39, 1, "realtime")
+    desk.wait("behind", 39, 1, "batch")
     for _ in range(3):
         desk.control.observe(round(tokens_per_s * 100), 100.0)
     verdict = desk.judge(make_spec("d", 10, 1, slo_class="realtime"))

@@ -29,7 +29,9 @@ def test_groups_expire_in_time_order_unless_started() -> None:
 
 
 def test_what_an_expired_client_is_told() -> None:
-    message = group("a", 4.0).expire(5.0).message
+    expiry = group("a", 4.0).expire(5.0, retry_after_s=30.0)
+    message = expiry.message
+    assert expiry.retry_after_s == 30.0
     assert "4 s" in message and "limit is 3 s" in message and "'standard'" in message and "retry" in message
 
 
