@@ -252,6 +252,60 @@ typedef struct {
   int32_t dtype;
 } hr_attend_args;
 
+// Sampling. Logits are rows of [vocab_size] float32 and not changed; `rows` names those that are meant, NULL: the first
+// num_rows in order. Everything else has one entry for each of num_rows.
+
+// The first largest entry of each row and its value; a NaN counts as the largest.
+typedef struct {
+  const float* logits;
+  int64_t* token_ids;  // filled
+  float* peaks;        // filled
+  int64_t logits_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+} hr_argmax_args;
+
+// A token drawn from softmax(logits / temperature) after top_k, min_p and top_p, as kernels/sampling.py defines it: the
+// first whose cumulative probability exceeds the uniform number. Rows must hold no NaN and no plus infinity.
+typedef struct {
+  const float* logits;
+  const int64_t* rows;
+  const float* peaks;         // largest entry, finite
+  const float* temperatures;  // above 0
+  const double* uniforms;     // in [0, 1)
+  const int64_t* top_k;       // at least 1; vocab_size or more: off. NULL: off for all
+  const double* top_p;        // 1: off. NULL: likewise
+  const float* log_min_p;     // logarithm of min_p; minus infinity: off. NULL: likewise
+  int64_t* token_ids;         // filled
+  int64_t logits_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+} hr_draw_args;
+
+// The log-probability of entry i is logits[i] - peak - log_sum. The num_top most probable, equal ones by their ids; those
+// of a row with NaN mean nothing.
+typedef struct {
+  const float* logits;
+  const int64_t* rows;
+  float* peaks;         // filled
+  float* log_sums;      // filled
+  float* top_logprobs;  // [num_rows, num_top] filled
+  int64_t* top_ids;     // [num_rows, num_top] filled
+  int64_t logits_stride;
+  int64_t num_rows;
+  int64_t vocab_size;
+  int64_t num_top;      // at most vocab_size
+} hr_score_args;
+
+// A number in [0, 1) for each (seed, stream, counter): Philox4x32-10.
+typedef struct {
+  const uint64_t* seeds;
+  const uint64_t* streams;   // below 2^32
+  const uint64_t* counters;  // below 2^32
+  double* out;
+  int64_t count;
+} hr_uniforms_args;
+
 #define HR_OPERATIONS(HR_OPERATION) \
   HR_OPERATION(add_rms_norm)        \
   HR_OPERATION(rope_write_kv)       \
@@ -261,7 +315,11 @@ typedef struct {
   HR_OPERATION(gated_linear)        \
   HR_OPERATION(pack)                \
   HR_OPERATION(plan_attention)      \
-  HR_OPERATION(attend)
+  HR_OPERATION(attend)              \
+  HR_OPERATION(argmax)              \
+  HR_OPERATION(draw)                \
+  HR_OPERATION(score)               \
+  HR_OPERATION(uniforms)
 
 #define HR_DECLARE(name)                                     \
   int hr_##name(hr_context*, const hr_##name##_args* args);  \
