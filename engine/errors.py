@@ -46,13 +46,15 @@ class RepeatedStepFailure(EngineError):
 
 
 class EventLogError(EngineError):
-    """A recorded log cannot be read: not a log, an unknown version, or a damaged frame."""
+    """A log cannot be written or read: not a log, an unknown version, or a damaged frame."""
 
 
 class ReplayMismatch(EventLogError):
     """The scheduler decided otherwise in replay than in the recording."""
 
-    def __init__(self, step_id: int, what: str) -> None:
-        super().__init__(f"step {step_id}: {what} differs from the recording")
+    def __init__(self, process: int, step_id: int, what: str) -> None:
+        super().__init__(f"process {process}, step {step_id}: {what} differs from the recording")
+        self.process = process
+        """Which of those that wrote the log, from 1; each numbers its steps anew."""
         self.step_id = step_id
         self.what = what

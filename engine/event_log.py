@@ -100,17 +100,10 @@ class EventLog:
         """Open or make the file; a frame torn off by a kill is cut away first.
 
         Raises:
-            EventLogError: the file exists and is not an event log.
-            OSError: it cannot be written.
+            EventLogError: it cannot be written, or exists and is not an event log.
         """
         self._has_failed = False
-        path.touch()
-        self._file: BinaryIO = path.open("r+b", buffering=0)
-        try:
-            _seek_to_append(self._file, path)
-        except EventLogError:
-            self._file.close()
-            raise
+        self._file = _open_to_append(path)
         self._append(header)
 
     def scheduled(self, actions: tuple[Action, ...], link: LinkSnapshot, now_s: float, output: SchedulerOutput) -> None:
@@ -141,6 +134,15 @@ class EventLog:
             logger.error("the event log ends before a frame of %d bytes", len(data))
 
 
+def check_event_log(path: Path) -> None:
+    """Make the file if there is none; what an engine process would meet later is met now.
+
+    Raises:
+        EventLogError: it cannot be written, or exists and is not an event log.
+    """
+    _open_to_append(path).close()
+
+
 def read_frames(path: Path) -> Iterator[Frame]:
     """The frames of a log, in order; a frame torn off at the end of the file is left out.
 
@@ -149,7 +151,10 @@ def read_frames(path: Path) -> Iterator[Frame]:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        _check_magic(file, path)
+        try:
+            _check_magic(file)
+        except EventLogError as error:
+            raise EventLogError(f"{path}: {error}") from error
         index = 0
         while (payload := _next_payload(file, path, index)) is not None:
             try:
@@ -175,19 +180,39 @@ def _next_payload(file: BinaryIO, path: Path, index: int) -> bytes | None:
     return payload
 
 
-def _check_magic(file: BinaryIO, path: Path) -> None:
+def _check_magic(file: BinaryIO) -> None:
     if file.read(len(_MAGIC)) != _MAGIC:
-        raise EventLogError(f"{path} is not an event log of this engine; name another file with --event-log-path")
+        raise EventLogError("it is not an event log of this engine")
 
 
-def _seek_to_append(file: BinaryIO, path: Path) -> None:
+def _open_to_append(path: Path) -> BinaryIO:
+    """The file, made if there is none, open behind its last whole frame.
+
+    Raises:
+        EventLogError: see `check_event_log`.
+    """
+    way_out = "name a file that can be written, new or an event log, in a directory that exists"
+    try:
+        path.touch()
+        file: BinaryIO = path.open("r+b", buffering=0)
+    except OSError as error:
+        raise EventLogError(f"--event-log {path}: {error.strerror}; {way_out}") from error
+    try:
+        _seek_to_append(file)
+    except (OSError, EventLogError) as error:
+        file.close()
+        raise EventLogError(f"--event-log {path}: {error}; {way_out}") from error
+    return file
+
+
+def _seek_to_append(file: BinaryIO) -> None:
     """Leave the file at the end of its last whole frame, with nothing behind it."""
     size = file.seek(0, 2)
     file.seek(0)
     if size == 0:
         file.write(_MAGIC)
         return
-    _check_magic(file, path)
+    _check_magic(file)
     end = file.tell()
     while end + _FRAME_HEAD.size <= size:
         length, _ = _FRAME_HEAD.unpack(file.read(_FRAME_HEAD.size))

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.available_memory import available_memory_bytes
 from engine.clock import MonotonicClock
 from engine.core import EngineCore
-from engine.errors import EngineError, EngineStartError
+from engine.errors import EngineError, EngineStartError, EventLogError
 from engine.event_log import EventLog, Header
 from engine.loop import EngineLoop
 from engine.messages import AddGroup, Fatal, Progress, Ready, SLORequest
@@ -75,11 +76,35 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
 
 
 def _build(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSockets) -> BuiltRunner:
-    """Raises EngineError: the model or an option is at fault."""
+    """Raises EngineError: the model, an option or the machine is at fault."""
+    if not config.is_restart:  # where it did fit, files in the page cache may hide for a moment that it still does
+        check_kv_cache_memory(config.engine.kv_cache_memory_bytes, available_memory_bytes())
     try:
         return make_runner(config, lambda phase, fraction: sockets.send(Progress(phase=phase, fraction=fraction)))
     except (OSError, ValueError) as error:
         raise EngineStartError(str(error)) from error
+    except MemoryError as error:
+        raise EngineStartError(
+            f"memory for the model and the KV cache cannot be had ({error or 'the system refuses'}); "
+            f"lower --kv-cache-memory, which is {config.engine.kv_cache_memory_bytes} bytes"
+        ) from error
+
+
+def check_kv_cache_memory(wanted_bytes: int, available_bytes: int | None) -> None:
+    """Before anything is loaded: a region larger than the memory would end the process once it is filled.
+
+    Raises:
+        EngineStartError: more is wanted than is there.
+    """
+    if available_bytes is not None and wanted_bytes > available_bytes:
+        raise EngineStartError(
+            f"--kv-cache-memory is {_mib(wanted_bytes)}, {_mib(available_bytes)} of memory are available "
+            f"(of the machine, or of this process's control group); ask for less, and leave room for the weights"
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**2:,.0f} MiB"
 
 
 def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> float:
@@ -129,11 +154,27 @@ def _event_log(config: ProcessConfig, built: BuiltRunner) -> Iterator[EventLog |
         num_blocks=built.num_blocks,
         max_model_len=built.max_model_len,
     )
-    event_log = EventLog(Path(config.engine.event_log_path), header)
+    event_log = _open_event_log(Path(config.engine.event_log_path), header, config.is_restart)
     try:
         yield event_log
     finally:
-        event_log.close()
+        if event_log is not None:
+            event_log.close()
+
+
+def _open_event_log(path: Path, header: Header, is_restart: bool) -> EventLog | None:
+    """None: on a restart, without a recording rather than without service.
+
+    Raises:
+        EventLogError: it cannot be written at the first start.
+    """
+    try:
+        return EventLog(path, header)
+    except EventLogError as error:
+        if not is_restart:
+            raise
+        logger.error("this engine process goes on without recording: %s", error)
+        return None
 
 
 def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_step_s: float) -> Ready:

@@ -27,6 +27,8 @@ class ProcessConfig:
     classes: tuple[SLOClass, ...] = DEFAULT_CLASSES
     default_class: str = "standard"
     log_level: str = "INFO"
+    is_restart: bool = False
+    """An engine process of the same server was ready before; what no longer holds of its files must not end service."""
 
     @property
     def slo_classes(self) -> SLOClasses:

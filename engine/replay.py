@@ -26,7 +26,8 @@ class ReplayReport:
 class _Replay:
     """One scheduler made anew per header, fed with the recorded inputs."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, process: int) -> None:
+        self._process = process
         classes = SLOClasses(header.classes, header.default_class)
         self._scheduler = Scheduler(header.scheduler, classes, header.num_blocks, header.max_model_len)
         self._in_flight: dict[int, SchedulerOutput] = {}
@@ -36,22 +37,25 @@ class _Replay:
         for action in frame.actions:
             if isinstance(action, AddAction):
                 if self._scheduler.add(action.specs, action.now_s) != action.verdict:
-                    raise ReplayMismatch(frame.step_id, f"the verdict on group {action.specs[0].group_id}")
+                    raise self._mismatch(frame.step_id, f"the verdict on group {action.specs[0].group_id}")
             elif self._scheduler.abort(action.request_ids, action.now_s) != action.finished:
-                raise ReplayMismatch(frame.step_id, f"what the abort of {', '.join(action.request_ids)} ended")
+                raise self._mismatch(frame.step_id, f"what the abort of {', '.join(action.request_ids)} ended")
         output = self._scheduler.schedule(frame.now_s, frame.link)
         if output.step_id != frame.step_id or digest(output) != frame.digest:
-            raise ReplayMismatch(frame.step_id, "what was scheduled")
+            raise self._mismatch(frame.step_id, "what was scheduled")
         self._in_flight[output.step_id] = output
         return output
+
+    def _mismatch(self, step_id: int, what: str) -> ReplayMismatch:
+        return ReplayMismatch(self._process, step_id, what)
 
     def update(self, frame: UpdateFrame) -> None:
         """Raises ReplayMismatch: other requests finished."""
         output = self._in_flight.pop(frame.result.step_id, None)
         if output is None:
-            raise ReplayMismatch(frame.result.step_id, "the order of the frames")
+            raise self._mismatch(frame.result.step_id, "the order of the frames")
         if digest(self._scheduler.update(output, frame.result, frame.now_s)) != frame.digest:
-            raise ReplayMismatch(frame.result.step_id, "what the step ended")
+            raise self._mismatch(frame.result.step_id, "what the step ended")
 
 
 def replay(path: Path) -> ReplayReport:
@@ -66,8 +70,8 @@ def replay(path: Path) -> ReplayReport:
     session: _Replay | None = None
     for frame in read_frames(path):
         if isinstance(frame, Header):
-            session = _Replay(frame)
             num_processes += 1
+            session = _Replay(frame, num_processes)
         elif session is None:
             raise EventLogError(f"{path}: the first frame is no header")
         elif isinstance(frame, ScheduleFrame):

@@ -24,7 +24,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
 from server.backoff import Backoff
 from server.engine_child import ENGINE_COMMAND, EngineChild
-from server.ipc_directory import IpcDirectory
+from server.ipc_directory import IpcDirectory, sweep_dead_directories
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +110,7 @@ class Supervisor:
         Raises:
             EngineStartError: no place for the sockets.
         """
+        sweep_dead_directories()
         self._directory = IpcDirectory()
         self._context = zmq.asyncio.Context()
         self._task = asyncio.create_task(self._supervise(self._context, self._directory))
@@ -158,6 +159,7 @@ class Supervisor:
             while not self._stopping.is_set():
                 self._ready_s = None
                 reason = await self._run_process(context, self._process_config(directory, generation))
+                directory.unlink_sockets(generation)
                 if self._stopping.is_set():
                     break
                 if not self._is_decided.is_set():
@@ -182,6 +184,7 @@ class Supervisor:
             classes=tuple(self._classes),
             default_class=self._classes.default.name,
             log_level=self._log_level,
+            is_restart=generation > 0,
         )
 
     async def _run_process(self, context: zmq.asyncio.Context, config: ProcessConfig) -> str:

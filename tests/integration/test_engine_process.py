@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -24,6 +25,7 @@ from engine.replay import replay
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
 from server.backoff import Backoff
+from server.ipc_directory import sweep_dead_directories
 from server.supervisor import Supervisor
 from tests.engine_harness import add_group
 from tests.fakes import CRASH_TOKEN_ID, fake_output
@@ -40,9 +42,10 @@ def _supervisor(
     max_pending_tokens: int = 8192,
     event_log_path: str | None = None,
     max_num_seqs: int = 64,
+    kv_cache_memory_bytes: int = 1024**2,
 ) -> Supervisor:
     return Supervisor(
-        EngineConfig("no model", event_log_path=event_log_path, threads=1),
+        EngineConfig("no model", event_log_path=event_log_path, threads=1, kv_cache_memory_bytes=kv_cache_memory_bytes),
         SchedulerConfig(max_num_seqs=max_num_seqs),
         SLOClasses(),
         stall_timeout_s=stall_timeout_s,
@@ -133,6 +136,8 @@ def test_killing_the_engine_ends_20_streams_within_a_second_and_it_comes_back() 
             await _until(lambda: supervisor.engine.state is EngineState.READY, "the engine to come back")
             await _assert_works(supervisor)
             assert supervisor.engine.num_open_groups == 0
+            assert supervisor._directory is not None
+            assert {path.name for path in supervisor._directory.path.iterdir()} == {"1.in", "1.out", "owner.lock"}
 
     asyncio.run(run())
 
@@ -242,9 +247,8 @@ def test_the_engine_dies_with_a_killed_parent() -> None:
     finally:
         parent.kill()
         parent.communicate()
-    for path in Path(directory).iterdir():
-        path.unlink()
-    Path(directory).rmdir()
+    sweep_dead_directories()
+    assert not Path(directory).exists()
 
 
 @pytest.mark.parametrize(
@@ -409,5 +413,47 @@ def test_the_log_of_a_killed_and_restarted_engine_replays(tmp_path: Path) -> Non
             await _assert_works(supervisor)
         report = replay(path)
         assert report.num_processes == 2 and report.num_steps > 10
+
+    asyncio.run(run())
+
+
+def test_a_lost_event_log_ends_the_recording_and_not_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        path = tmp_path / "logs" / "events.log"
+        path.parent.mkdir()
+        async with _running(_supervisor(event_log_path=str(path))) as supervisor:
+            await _assert_works(supervisor)
+            shutil.rmtree(path.parent)
+            assert supervisor.pid is not None
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await _until(lambda: supervisor.engine.state is EngineState.DEAD, "the death to be noticed")
+            await _until(lambda: supervisor.engine.state is EngineState.READY, "the engine to come back")
+            await _assert_works(supervisor, "again")
+        lost = [record for record in caplog.records if "goes on without recording" in record.getMessage()]
+        assert [record.levelname for record in lost] == ["ERROR"]
+        assert f"--event-log {path}: No such file or directory" in lost[0].getMessage()
+        assert not path.parent.exists()
+
+    asyncio.run(run())
+
+
+def test_an_event_log_that_cannot_be_written_fails_the_first_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        with pytest.raises(EngineStartError) as caught:
+            await asyncio.wait_for(_supervisor(event_log_path=str(tmp_path)).start(), DEADLINE_S)
+        assert str(caught.value).startswith(f"--event-log {tmp_path}: Is a directory; name a file")
+
+    asyncio.run(run())
+
+
+def test_a_kv_cache_larger_than_the_memory_fails_before_anything_is_loaded() -> None:
+    async def run() -> None:
+        supervisor = _supervisor("--load-failure", "the model was loaded", kv_cache_memory_bytes=2**60)
+        with pytest.raises(EngineStartError) as caught:
+            await asyncio.wait_for(supervisor.start(), DEADLINE_S)
+        assert str(caught.value).startswith("--kv-cache-memory is 1,099,511,627,776 MiB, ")
+        assert "of memory are available" in str(caught.value) and "\n" not in str(caught.value)
 
     asyncio.run(run())
