@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from pathlib import Path
@@ -41,7 +42,7 @@ _BENCH_HELP = (
 
 app = typer.Typer(
     name="headrace",
-    help="An OpenAI-compatible LLM server that keeps latency promises.",
+    help="An OpenAI-compatible LLM server in which every request has a latency target, by class.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -101,12 +102,32 @@ def pull_command(
     typer.echo(str(paths.path))
 
 
+@app.command("replay", short_help="Run a recording of --event-log again; compare every decision.")
+def replay_command(
+    path: Annotated[Path, typer.Argument(help="What `serve --event-log PATH` has written.", metavar="PATH")],
+) -> None:
+    """Run the scheduler again from a recording and compare every decision bit by bit. Status 1: one differs."""
+    from engine.errors import EventLogError
+    from engine.replay import replay
+
+    try:
+        report = replay(path)
+    except EventLogError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{path}: {error.strerror}; name a file that `headrace serve --event-log` has written")
+    typer.echo(
+        f"identical: {report.num_steps} steps of {report.num_processes} engine processes, {report.num_tokens} tokens"
+    )
+
+
 def _serve(model: str | None, config_path: Path | None, typed: Typed) -> None:
     given = typed if model is None else {**typed, "model": model}
     from server.layout_check import ForeignPackageError, check_layout
     from server.listener import ListenError, listen
     from server.log_setup import set_up_logging
     from server.model_error import ModelError
+    from server.record_files import RecordFileError, check_record_files
     from server.settings import SettingsError, load_settings, unknown_variables
     from server.slo_table import SLOTableError, load_slo_classes
 
@@ -115,8 +136,10 @@ def _serve(model: str | None, config_path: Path | None, typed: Typed) -> None:
         settings = load_settings(SERVE_OPTIONS, given, os.environ, config_path or _config_variable())
         server = settings.build(ServerConfig)
         scheduler = settings.build(SchedulerConfig)
+        engine = settings.build(EngineConfig, model_path=server.model)  # its place is known further below
         classes = load_slo_classes(server.classes_path, server.default_class)
-    except (SettingsError, SLOTableError) as error:
+        check_record_files(engine.event_log_path, server.request_log_path)
+    except (SettingsError, SLOTableError, RecordFileError) as error:
         _fail(str(error), EXIT_USAGE)
     set_up_logging(server.log_level)
     for line in unknown_variables(SERVE_OPTIONS, os.environ):
@@ -125,11 +148,9 @@ def _serve(model: str | None, config_path: Path | None, typed: Typed) -> None:
         check_layout()
         listener = listen(server.host, server.port)
         paths = _resolve(server.model, console)
-        engine = settings.build(EngineConfig, model_path=str(paths.path))
+        engine = dataclasses.replace(engine, model_path=str(paths.path))
     except (ForeignPackageError, ListenError, ModelError) as error:
         _fail(str(error))
-    except SettingsError as error:
-        _fail(str(error), EXIT_USAGE)
 
     # Here and not above: these take a second to import, and the errors above should not wait for that.
     from server.composition import ServeConfig

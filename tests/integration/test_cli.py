@@ -35,7 +35,7 @@ HEAVY = (
 def test_version_and_verbs() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"headrace {headrace_version()}\n"
     help_text = CliRunner().invoke(app, ["--help"]).output
-    assert all(verb in help_text for verb in ("serve", "pull", "bench"))
+    assert all(verb in help_text for verb in ("serve", "pull", "bench", "replay"))
 
 
 def test_help_imports_no_heavy_library() -> None:
@@ -56,6 +56,8 @@ def test_help_imports_no_heavy_library() -> None:
         (["serve", "--config", "absent.toml"], "--config absent.toml: No such file"),
         (["serve", "--classes", "absent.toml"], "absent.toml"),
         (["serve", "--default-class", "gold"], "'gold'"),
+        (["serve", "--event-log", "/"], "headrace: --event-log /: Is a directory; name a file"),
+        (["serve", "--request-log", "absent/log"], "headrace: --request-log absent/log: No such file or directory"),
         (["bench", "http://127.0.0.1:9", "--rate", "-1"], "--rate is -1, it must be at least"),
         (["bench", "http://127.0.0.1:9", "--rate", "1", "--concurrency", "2"], "exclude each other"),
     ],
