@@ -21,6 +21,7 @@ from server.request_log import RequestLog
 from server.service import Service
 from server.supervisor import Supervisor
 from server.text_worker import TextWorkers
+from server.token_rate import TokenRate
 from server.tokenizer import Tokenizer
 from server.version import headrace_version
 
@@ -69,7 +70,8 @@ def make_service(
     metrics = Metrics(config.classes, config.model_id, handlers=PATHS)
     engine.on_ready.append(metrics.on_engine_ready)
     engine.on_died.append(metrics.on_engine_died)
-    engine.on_step.append(metrics.on_step)
+    rate = TokenRate()
+    engine.on_step += (metrics.on_step, rate.on_step)
     return Service(
         config=config.server,
         classes=config.classes,
@@ -80,6 +82,6 @@ def make_service(
         metrics=metrics,
         ledger=RequestLedger(config.classes, metrics, request_log),
         lifecycle=Lifecycle(),
-        places=QueuePlaces(config.classes, config.server.max_concurrent_requests),
+        places=QueuePlaces(config.classes, config.server.max_concurrent_requests, rate),
         created_s=int(time.time()),
     )

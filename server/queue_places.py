@@ -15,6 +15,7 @@ from types import TracebackType
 
 from scheduler.slo import SLO, SLOClasses
 from server.errors import overloaded, rate_limited
+from server.token_rate import TokenRate
 
 CHARS_PER_TOKEN = 4
 """Of ordinary text, for the first estimate."""
@@ -26,8 +27,10 @@ class QueuePlaces:
     Invariant: `num_taken` = open places; a class's queued tokens = the sum over its places that still wait.
     """
 
-    def __init__(self, classes: SLOClasses, max_requests: int) -> None:
+    def __init__(self, classes: SLOClasses, max_requests: int, rate: TokenRate | None = None) -> None:
+        """`rate` estimates when to come back; None: nothing is known of the engine."""
         self._classes = classes
+        self._rate = rate or TokenRate()
         self._max_requests = max_requests
         self._queued_tokens = dict.fromkeys(classes.names, 0)
         self._places: set[QueuePlace] = set()
@@ -53,6 +56,7 @@ class QueuePlaces:
             raise overloaded(
                 f"the server holds {len(self._places)} requests, its limit is {self._max_requests}: retry later",
                 "server_full",
+                self._retry_after_s(slo),
             )
         lower = self._classes.get(slo.requested).degrade_to if slo.may_degrade else None
         for name in (slo.requested, lower):
@@ -66,7 +70,13 @@ class QueuePlaces:
             f"{self._classes.get(slo.requested).queue_cap_tokens}, this request has about {num_tokens}: "
             "retry later, shorten the prompt or ask for another class",
             "class_queue_full",
+            self._retry_after_s(slo),
         )
+
+    def _retry_after_s(self, slo: SLO) -> float:
+        """Until what waits ahead, in the class and in those before it, is worked off."""
+        rank = self._classes.get(slo.requested).rank
+        return self._rate.retry_after_s(sum(self._queued_tokens[c.name] for c in self._classes if c.rank <= rank))
 
     def _has_room(self, name: str, num_tokens: int, num_waiting: Mapping[str, int]) -> bool:
         queued, cap = self._queued_tokens[name], self._classes.get(name).queue_cap_tokens

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine.messages import StepOutputs, StepStats
 from scheduler.slo import SLO, SLOClasses
 from server.errors import ApiError
 from server.queue_places import QueuePlaces
+from server.token_rate import MAX_RETRY_S, MIN_RETRY_S, TokenRate
+from tests.fake_async_engine import fake_stats
 from tests.http_harness import Harness, error_of, run, until
 
 WAITING = {"realtime": 1, "interactive": 1, "standard": 1, "batch": 1}
@@ -153,3 +157,36 @@ def _count_calls(h: Harness) -> list[str]:
 
     template.render = counting  # type: ignore[method-assign]
     return calls
+
+
+def test_refusals_tell_how_long_the_backlog_ahead_takes() -> None:
+    rate = TokenRate()
+    rate.on_step(StepOutputs(stats=_stats(100, step_s=1.0)))
+    places = QueuePlaces(SLOClasses(), 3, rate)
+    cap = SLOClasses().get("standard").queue_cap_tokens
+    places.take(_slo("standard"), 2000, WAITING)
+    places.take(_slo("interactive"), 1000, WAITING)
+    with pytest.raises(ApiError) as class_full:
+        places.take(_slo("standard"), cap, WAITING)
+    places.take(_slo("batch"), 2500, WAITING)
+    with pytest.raises(ApiError) as full:
+        places.take(_slo("interactive"), 1, WAITING)
+    assert [(e.value.status, e.value.retry_after_s) for e in (class_full, full)] == [(429, 30.0), (503, 10.0)]
+
+
+def test_rate_follows_the_steps_of_one_engine_after_the_other() -> None:
+    rate = TokenRate()
+    assert rate.retry_after_s(10_000) == MIN_RETRY_S, "nothing is known"
+    rate.on_step(StepOutputs(stats=_stats(100, step_s=1.0)))
+    for _ in range(1000):
+        rate.on_step(StepOutputs(stats=_stats(100, step_s=1.0)))  # idle: it says nothing of the speed
+    assert rate.retry_after_s(1000) == pytest.approx(10.0)
+    rate.on_step(StepOutputs(stats=_stats(0, step_s=0.0)))  # another process
+    for number in range(1, 500):
+        rate.on_step(StepOutputs(stats=_stats(50 * number, step_s=1.0)))
+    assert rate.retry_after_s(1000) == pytest.approx(20.0, rel=0.01)
+    assert (rate.retry_after_s(1), rate.retry_after_s(10**9)) == (MIN_RETRY_S, MAX_RETRY_S)
+
+
+def _stats(num_tokens: int, step_s: float) -> StepStats:
+    return msgspec.structs.replace(fake_stats(1), prompt_tokens_computed=num_tokens, generation_tokens=0, step_s=step_s)
