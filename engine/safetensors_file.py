@@ -41,20 +41,24 @@ class SafetensorsFile:
         self._header = header
         self._data_start_bytes = 8 + header_bytes
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(entry["shape"]) for name, entry in header.items()}
+        self.number_formats: Mapping[str, str] = {name: str(entry["dtype"]) for name, entry in header.items()}
 
     def read_rows(self, tensor: str, start: int, stop: int) -> Tensor:
         """As `TensorSource.read_rows`; as stored."""
+        stored = self.read_stored(tensor, start, stop).flatten()
+        return stored.view(SUPPORTED_TYPES[self.number_formats[tensor]]).view(stop - start, *self.shapes[tensor][1:])
+
+    def read_stored(self, tensor: str, start: int, stop: int) -> Tensor:
+        """As `TensorSource.read_stored`."""
         entry = self._header[tensor]
         if entry["dtype"] not in SUPPORTED_TYPES:
             raise UnsupportedModelError(
                 f"{self.name}: {tensor} is stored as {entry['dtype']}; supported are {', '.join(SUPPORTED_TYPES)}"
             )
-        shape = self.shapes[tensor]
         begin, end = entry["data_offsets"]
-        row_bytes = (end - begin) // shape[0]
-        offset = self._data_start_bytes + begin + start * row_bytes
-        piece = self._pieces.read(offset, (stop - start) * row_bytes)
-        return torch.frombuffer(piece, dtype=SUPPORTED_TYPES[entry["dtype"]]).view(stop - start, *shape[1:])
+        row_bytes = (end - begin) // self.shapes[tensor][0]
+        piece = self._pieces.read(self._data_start_bytes + begin + start * row_bytes, (stop - start) * row_bytes)
+        return torch.frombuffer(piece, dtype=torch.uint8).view(stop - start, row_bytes)
 
     def close(self) -> None:
         """As `TensorSource.close`."""

@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import LlamaForCausalLM
 
+from tests.block_quantiser import quantise
 from tests.tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS, make_tokenizer
 
 Array = npt.NDArray[np.float32]
@@ -62,7 +63,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, kind: GGMLQuantizationType) 
         if heads is not None:
             values = interleave_pairs(values, heads)
         values_kind = kind if values.ndim > 1 else GGMLQuantizationType.F32
-        packed = gguf.quants.quantize(values, values_kind)
+        packed = quantise(values, values_kind)
         writer.add_tensor(gguf_name(name), packed, raw_dtype=values_kind)
         stored[name] = gguf.quants.dequantize(packed, values_kind)
         if heads is not None:

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from engine.gguf_file import SUPPORTED_TYPES
+from engine.gguf_file import PLAIN_TYPES
 from engine.gguf_header import read_gguf_header
 from engine.model_error import ModelError, ModelFileError, UnsupportedModelError
 from engine.weights import LoadedModel, load_model
+from kernels.quantised.block_type import BLOCK_TYPES
 from tests.paged_decoding import PagedDecoding
 from tests.tiny_gguf import state_of, write_gguf
 from tests.tiny_model import VOCAB_SIZE, make_llama_model
@@ -44,9 +45,11 @@ def logits_of(model: LoadedModel) -> Tensor:
     return PagedDecoding(model.decoder, num_blocks=8).logits({0: PROMPT})[0]
 
 
-@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+@pytest.mark.parametrize("kind", [*PLAIN_TYPES, *BLOCK_TYPES, "TQ2_0"])
 def test_every_number_format_gives_the_logits_of_its_dequantised_weights(tmp_path: Path, kind: str) -> None:
-    model = make_llama_model(seed=3, tie_word_embeddings=kind == "Q4_1")
+    width = max(64, gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0])
+    sizes = {"hidden_size": width, "intermediate_size": width, "initializer_range": 1.6 / width**0.5}
+    model = make_llama_model(seed=3, tie_word_embeddings=kind == "Q4_1", **sizes)
     path = tmp_path / "model.gguf"
     stored = write_gguf(path, model, GGMLQuantizationType[kind])
     exact = {name: value.clone() for name, value in model.state_dict().items()}
@@ -173,9 +176,9 @@ class Wrong:
 WRONG = {
     "unknown_architecture": Wrong("'mamba' is not supported; known are llama", UnsupportedModelError, "mamba"),
     "number_format": Wrong(
-        r"blk\.0\.ffn_down\.weight is stored as Q5_0; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1",
+        r"blk\.0\.ffn_down\.weight is stored as Q8_1; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0",
         UnsupportedModelError,
-        kind=GGMLQuantizationType.Q5_0,
+        kind=GGMLQuantizationType.Q8_1,
     ),
     "missing": Wrong(r"1 tensors are missing: blk\.0\.attn_k\.weight", ModelFileError, skip="blk.0.attn_k.weight"),
     "left_over": Wrong(r"1 tensors that llama .* has not: blk\.0\.mystery", ModelFileError, extra="blk.0.mystery"),
@@ -207,7 +210,8 @@ def write_by_hand(path: Path, wrong: Wrong) -> None:
     for name in ("token_embd.weight", *matrices, "blk.0.ffn_down.weight", *filter(None, (wrong.extra,))):
         if name != wrong.skip:
             kind = wrong.kind if "ffn_down" in name else GGMLQuantizationType.F32
-            writer.add_tensor(name, gguf.quants.quantize(np.ones((32, 32), np.float32), kind), raw_dtype=kind)
+            zeros = np.zeros(gguf.quant_shape_to_byte_shape((32, 32), kind), dtype=np.uint8)
+            writer.add_tensor(name, zeros.view(np.float32) if kind == kind.F32 else zeros, raw_dtype=kind)
     for name in ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"):
         writer.add_tensor(name, np.ones(32, np.float32))
     writer.add_tensor("output_norm.weight", np.ones(wrong.norm_size, np.float32))
