@@ -32,9 +32,19 @@ class EngineConfig:
     threads: int | None = dataclasses.field(
         default=None, metadata={"help": "Compute threads; default: the processors this process may use.", "min": 1}
     )
+    kernels: Literal["auto", "native", "torch"] = dataclasses.field(
+        default="auto",
+        metadata={
+            "help": "Who computes: native kernels (compiled at first use), or PyTorch's operators (slower); "
+            "auto: native where they can be built."
+        },
+    )
     batch_invariant: bool = dataclasses.field(
         default=False,
-        metadata={"help": "Same bits for a request whatever else is in its batch (slower)."},
+        metadata={
+            "help": "Same bits for a request whatever else is in its batch: always so with native kernels, "
+            "slower with PyTorch's operators."
+        },
     )
     event_log_path: str | None = dataclasses.field(
         default=None, metadata={"help": "Record every step's inputs to this file, for bit-identical replay."}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 from engine.process_config import ProcessConfig
 from engine.processors import compute_threads
 from engine.runner import Runner
+from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
+
+logger = logging.getLogger(__name__)
 
 ReportProgress = Callable[[str, float], None]
 """Phase and fraction done, 0..1."""
@@ -55,6 +60,27 @@ def max_model_len(wanted_tokens: int | None, model_max_len: int, kv_cache_tokens
     return wanted_tokens
 
 
+def load_kernels(
+    choice: Literal["auto", "native", "torch"], threads: int, environment: Mapping[str, str]
+) -> NativeLibrary | None:
+    """The native kernels, or None: PyTorch's operators compute.
+
+    Raises:
+        ValueError: native kernels were asked for and cannot be had.
+    """
+    if choice == "torch":
+        return None
+    try:
+        library = load_native_library(threads, environment)
+    except NativeLibraryError as error:
+        if choice == "native":
+            raise ValueError(f"kernels is native: {error}") from error
+        logger.warning("computing with PyTorch's operators, which are several times slower: %s", error)
+        return None
+    logger.info("native kernels: %s, %d threads", library.isa, library.num_threads)
+    return library
+
+
 def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
     """The real thing: weights, KV cache and the model's runner, on the CPU.
 
@@ -70,12 +96,15 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
 
     engine, scheduler = config.engine, config.scheduler
     threads = compute_threads(engine.threads, os.environ)
-    torch.set_num_threads(threads)
+    report("loading kernels", 0.0)
+    library = load_kernels(engine.kernels, threads, os.environ)
+    torch.set_num_threads(threads if library is None else 1)  # two pools of threads would fight for the processors
     model = load_model(
         engine.model_path,
         engine.dtype,
         lambda fraction: report("loading weights", fraction),
         batch_invariant=engine.batch_invariant,
+        library=library,
     )
     dtype = model.decoder.dtype
     num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)

@@ -21,11 +21,13 @@ from engine.model_config import ModelConfig
 from engine.model_error import ModelFileError
 from engine.models.architectures import gguf_architecture, hf_architecture
 from engine.models.decoder import Decoder
-from engine.models.decoder_weights import DecoderFormats, DecoderWeights, Parameter, allocate_weights, parameters
+from engine.models.decoder_weights import DecoderWeights, Parameter, allocate_weights, parameters
+from engine.models.native_decoder import NativeDecoder
 from engine.models.tensor_names import TensorNames
+from engine.models.weight_formats import native_formats, torch_formats
 from engine.safetensors_file import SafetensorsFile
 from engine.tensor_source import TensorSource
-from kernels.linear import DenseFormat
+from kernels.native_library import NativeLibrary
 
 PIECE_BYTES = 4 * 1024**2
 """Of a tensor in float32 that exist at a time on the way into the slab."""
@@ -37,20 +39,26 @@ class LoadedModel:
     """Everything the engine needs of a model."""
 
     config: ModelConfig
-    decoder: Decoder
+    decoder: Decoder | NativeDecoder
     dtype: torch.dtype
     weights_bytes: int
 
 
 def load_model(
-    path: str, dtype: str, progress: Callable[[float], None], *, batch_invariant: bool = False
+    path: str,
+    dtype: str,
+    progress: Callable[[float], None],
+    *,
+    batch_invariant: bool = False,
+    library: NativeLibrary | None = None,
 ) -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and model.safetensors.
 
     Args:
         dtype: "auto", "float32", "bfloat16" or "float16": of weights, activations and KV.
         progress: told the fraction read so far, from 0 to 1.
-        batch_invariant: see `Decoder`.
+        batch_invariant: see `Decoder`; a decoder on native kernels always is.
+        library: of native kernels; None: PyTorch's operators.
 
     Raises:
         ModelFileError: a file is missing, damaged or not what the configuration says.
@@ -60,9 +68,14 @@ def load_model(
     with contextlib.ExitStack() as opened:
         source, config, names = _open(Path(path), opened)
         _check_names(source, config, names)
-        weights = allocate_weights(config, DecoderFormats.uniform(config, DenseFormat(torch_dtype), torch_dtype))
+        formats = torch_formats(config, torch_dtype) if library is None else native_formats(config, torch_dtype)
+        weights = allocate_weights(config, formats)
         _fill(source, config, weights, names, progress)
-    decoder = Decoder(config, weights, torch_dtype, batch_invariant=batch_invariant)
+    decoder: Decoder | NativeDecoder
+    if library is None:
+        decoder = Decoder(config, weights, torch_dtype, batch_invariant=batch_invariant)
+    else:
+        decoder = NativeDecoder(config, weights, torch_dtype, library)
     return LoadedModel(config, decoder, torch_dtype, weights.num_bytes)
 
 
@@ -127,8 +140,9 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
     if config.num_layers > len(source.shapes):
         raise ModelFileError(f"{source.name}: {len(source.shapes)} tensors are too few for {config.num_layers} layers")
     with torch.device("meta"):
-        formats = DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32)
-        weights = allocate_weights(config, formats, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+        weights = allocate_weights(
+            config, torch_formats(config, torch.float32), lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)
+        )
         wanted = {names.of(p.name): p.shape for p in parameters(weights)}
     missing = [name for name in wanted if name not in source.shapes]
     if missing:

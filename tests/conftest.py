@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from kernels.native_library import NativeLibrary
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +19,16 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_model import make_tiny_llama  # imports transformers: only where a test asks for the model
 
     return make_tiny_llama(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="session")
+def native_library() -> Iterator[NativeLibrary]:
+    """The native kernels on the best instruction set of this machine, two threads."""
+    from kernels.native_library import load_native_library
+
+    library = load_native_library(2, os.environ)
+    yield library
+    library.close()
 
 
 @pytest.fixture(scope="session")

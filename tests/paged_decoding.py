@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from engine.models.decoder import Decoder
+from engine.models.native_decoder import NativeDecoder
 from kernels.attention.base import AttentionMetadata, cache_shape
 
 
 class PagedDecoding:
     """Blocks are handed out in random order; the cache starts as NaN, so that reading past what was written shows."""
 
-    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int = 16, seed: int = 0) -> None:
+    def __init__(self, decoder: Decoder | NativeDecoder, num_blocks: int, block_size: int = 16, seed: int = 0) -> None:
         config = decoder.config
         shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim)
         self._decoder = decoder

@@ -252,6 +252,61 @@ typedef struct {
   int32_t dtype;
 } hr_attend_args;
 
+// One matrix of a layer.
+typedef struct {
+  const void* weight;  // as in hr_linear_args
+  const float* bias;   // [out_features] or NULL
+  int64_t out_features;
+  int64_t format;      // hr_format
+} hr_matrix;
+
+// A decoder layer, made once; only the matrices' addresses change where weights are streamed.
+typedef struct {
+  hr_matrix qkv[3];     // num_qkv of them, whose results lie side by side: query, key and value rows
+  hr_matrix output;
+  hr_matrix gate;
+  hr_matrix up;
+  hr_matrix down;
+  const float* attention_norm;  // [hidden_size]
+  const float* mlp_norm;        // [hidden_size]
+  const float* post_attention_norm;  // [hidden_size] or NULL: of what is added to the residual stream (Gemma 2, 3)
+  const float* post_mlp_norm;
+  const float* query_norm;      // [head_dim] or NULL
+  const float* key_norm;
+  int64_t num_qkv;
+  int64_t hidden_size;
+  int64_t intermediate_size;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  float norm_eps;
+  float attention_scale;
+  float soft_cap;               // 0: none
+  int32_t activation;           // hr_activation
+  int32_t dtype;                // of activations, keys and values
+  int32_t kind;                 // which of the step's hr_layer_kind it is of
+} hr_layer;
+
+// What the layers of one kind (of equal window and frequencies) share in a step.
+typedef struct {
+  const hr_attend_args* attention;  // all but query, out, cache, head_dim, scale, cap and type, which are the layer's
+  const float* cos;                 // as in hr_rope_write_kv_args
+  const float* sin;
+  int64_t rotary_dim;
+} hr_layer_kind;
+
+// Layers one after the other: hidden [num_tokens, hidden_size], contiguous, is the residual stream.
+typedef struct {
+  const hr_layer* layers;       // [num_layers]
+  const hr_layer_kind* kinds;
+  float* hidden;
+  const int64_t* slots;         // [num_tokens] as in hr_rope_write_kv_args
+  void* cache;                  // of the first layer
+  int64_t cache_layer_stride;   // from one layer's cache to the next, in elements
+  int64_t num_layers;
+  int64_t num_tokens;
+} hr_layers_args;
+
 // Sampling. Logits are rows of [vocab_size] float32 and not changed; `rows` names those that are meant, NULL: the first
 // num_rows in order. Everything else has one entry for each of num_rows.
 
@@ -319,7 +374,8 @@ typedef struct {
   HR_OPERATION(argmax)              \
   HR_OPERATION(draw)                \
   HR_OPERATION(score)               \
-  HR_OPERATION(uniforms)
+  HR_OPERATION(uniforms)            \
+  HR_OPERATION(layers)
 
 #define HR_DECLARE(name)                                     \
   int hr_##name(hr_context*, const hr_##name##_args* args);  \

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from engine.layers.row_tiles import FixedTiles, widest_tiles
 from engine.models.decoder import Decoder
+from engine.models.native_decoder import NativeDecoder
 from engine.weights import load_model
+from kernels.native_library import load_native_library
 from tests.paged_decoding import PagedDecoding
 from tests.tiny_model import VOCAB_SIZE, make_llama_model
 
@@ -29,13 +31,22 @@ def prompts() -> list[list[int]]:
     return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=[(v, d) for v in VARIANTS for d in ("float32", "bfloat16")], ids="-".join)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, list[Tensor]]:
-    """A decoder and the logits of each prompt, fed alone and token by token."""
-    variant, dtype = request.param
+CASES = [(k, v, d) for k in ("torch", "native") for v in VARIANTS for d in ("float32", "bfloat16")]
+AnyDecoder = Decoder | NativeDecoder
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[AnyDecoder, list[Tensor]]:
+    """A decoder and the logits of each prompt, fed alone and token by token. A native one needs no option for it."""
+    kernels, variant, dtype = request.param
+    library = request.getfixturevalue("native_library") if kernels == "native" else None
     directory: Path = tmp_path_factory.mktemp("invariant")
     make_llama_model(seed=2, **VARIANTS[variant]).save_pretrained(directory)
-    decoder = load_model(str(directory), dtype, lambda _: None, batch_invariant=True).decoder
+    decoder = load_model(
+        str(directory), dtype, lambda _: None, batch_invariant=library is None, library=library
+    ).decoder
     alone = []
     for prompt in prompts():
         decoding = PagedDecoding(decoder, num_blocks=20, block_size=4)
@@ -45,7 +56,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, derandomize=True)
-def test_bits_do_not_depend_on_batch_or_chunk(subject: tuple[Decoder, list[Tensor]], data: st.DataObject) -> None:
+def test_bits_do_not_depend_on_batch_or_chunk(subject: tuple[AnyDecoder, list[Tensor]], data: st.DataObject) -> None:
     decoder, alone = subject
     decoding = PagedDecoding(decoder, num_blocks=40, block_size=4, seed=data.draw(st.integers(0, 1000)))
     texts = prompts()
@@ -69,6 +80,18 @@ def test_invariant_logits_are_near_the_ordinary_ones(tmp_path: Path) -> None:
         decoding = PagedDecoding(decoder, num_blocks=20, block_size=4)
         both.append(torch.cat(list(decoding.logits(dict(enumerate(prompts()))).values())))
     torch.testing.assert_close(both[0], both[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_bits_do_not_depend_on_the_number_of_threads(tmp_path: Path, dtype: str) -> None:
+    make_llama_model(seed=2).save_pretrained(tmp_path)
+    results = []
+    for num_threads in (1, 2, 3):
+        library = load_native_library(num_threads)
+        decoder = load_model(str(tmp_path), dtype, lambda _: None, library=library).decoder
+        results.append(torch.cat(list(PagedDecoding(decoder, 20, 4).logits(dict(enumerate(prompts()))).values())))
+        library.close()
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 def test_tiles_shrink_until_no_row_is_treated_by_its_place() -> None:

@@ -1,4 +1,4 @@
-"""The decoder against transformers, on tiny random models of every option, in float32."""
+"""The decoders against transformers, on tiny random models of every option, in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.models.decoder import Decoder
+from engine.models.native_decoder import NativeDecoder
 from engine.weights import load_model
+from kernels.native_library import NativeLibrary
 from tests.paged_decoding import PagedDecoding
 from tests.tiny_model import VOCAB_SIZE, make_llama_model
 
@@ -42,14 +44,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class Case:
     """A model, and what transformers makes of three prompts."""
 
-    decoder: Decoder
+    decoder: Decoder | NativeDecoder
     prompts: tuple[tuple[int, ...], ...]
     expected: tuple[Tensor, ...]
     """[prompt, vocab] each."""
 
 
+@pytest.fixture(scope="module", params=["torch", "native"])
+def library(request: pytest.FixtureRequest) -> NativeLibrary | None:
+    """Of the decoder that is tested; None: on PyTorch's operators."""
+    return request.getfixturevalue("native_library") if request.param == "native" else None
+
+
 @pytest.fixture(scope="module")
-def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+def make_case(library: NativeLibrary | None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     made: dict[str, Case] = {}
 
     def make(variant: str) -> Case:
@@ -63,7 +71,7 @@ def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]
             )
             with torch.inference_mode():
                 expected = tuple(model(torch.tensor([prompt])).logits[0] for prompt in prompts)
-            decoder = load_model(str(directory), "float32", lambda _: None).decoder
+            decoder = load_model(str(directory), "float32", lambda _: None, library=library).decoder
             made[variant] = Case(decoder, prompts, expected)
         return made[variant]
 
@@ -128,10 +136,12 @@ def test_any_chunks_in_any_company_are_transformers(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_stays_near_float32(make_case: Callable[[str], Case], tmp_path: Path, dtype: str) -> None:
+def test_half_precision_stays_near_float32(
+    make_case: Callable[[str], Case], library: NativeLibrary | None, tmp_path: Path, dtype: str
+) -> None:
     case = make_case("llama3_gqa_rope")
     make_llama_model(seed=1, **VARIANTS["llama3_gqa_rope"]).save_pretrained(tmp_path)
-    half = dataclasses.replace(case, decoder=load_model(str(tmp_path), dtype, lambda _: None).decoder)
+    half = dataclasses.replace(case, decoder=load_model(str(tmp_path), dtype, lambda _: None, library=library).decoder)
     logits = feed(half, [[(index, len(prompt)) for index, prompt in enumerate(case.prompts)]], block_size=16)
     for actual, expected in zip(logits, case.expected, strict=True):
         error = (actual - expected).abs().mean() / expected.std()
