@@ -79,4 +79,6 @@ def replay(path: Path) -> ReplayReport:
             num_steps += 1
         else:
             session.update(frame)
+    if session is None:
+        raise EventLogError(f"{path}: no engine process that became ready has written to it")
     return ReplayReport(num_processes, num_steps, num_tokens)

@@ -117,7 +117,7 @@ def replay_command(
     except OSError as error:
         _fail(f"{path}: {error.strerror}; name a file that `headrace serve --event-log` has written")
     typer.echo(
-        f"identical: {report.num_steps} steps of {report.num_processes} engine processes, {report.num_tokens} tokens"
+        f"identical: {report.num_steps} steps, {report.num_tokens} tokens, engine processes: {report.num_processes}"
     )
 
 

@@ -29,7 +29,7 @@ def recording(tmp_path: Path) -> Path:
 
 def test_an_equal_run_is_told_with_its_size(recording: Path) -> None:
     result = CliRunner().invoke(app, ["replay", str(recording)])
-    assert (result.exit_code, result.output) == (0, f"identical: {NUM_STEPS} steps of 2 engine processes, 12 tokens\n")
+    assert (result.exit_code, result.output) == (0, f"identical: {NUM_STEPS} steps, 12 tokens, engine processes: 2\n")
 
 
 def test_the_first_step_that_differs_is_named(recording: Path, tmp_path: Path) -> None:
@@ -54,7 +54,11 @@ def test_the_first_step_that_differs_is_named(recording: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file or directory; name a file"), (b"something else", "it is not an event log of this engine")],
+    [
+        (None, "No such file or directory; name a file"),
+        (b"something else", "it is not an event log of this engine"),
+        (b"HRLOG\x00\x00\x01", "no engine process that became ready has written to it"),
+    ],
 )
 def test_what_is_no_recording_is_told_in_one_line(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "other"
