@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install kernels model serve test lint format types bench soak gpu-check clean
+.PHONY: help install kernels model serve test sanitize lint format types bench soak gpu-check clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
@@ -46,6 +46,9 @@ serve: kernels ## Serve a model, fetched where need be; ARGS="MODEL --port 9000"
 
 test: $(DEV) kernels model ## Run the tests that need no accelerator and less than a minute each.
 	$(BIN)/python -m pytest -m "not soak and not perf" $(ARGS)
+
+sanitize: $(DEV) ## Run the kernel tests with GCC's address and undefined-behaviour sanitizers; the build takes minutes.
+	$(BIN)/python -m tests.sanitized $(ARGS)
 
 lint: $(DEV) ## Check style and format.
 	$(BIN)/ruff check .

@@ -59,7 +59,7 @@ def build_library(
     Raises:
         NativeLibraryError: there is no compiler, it fails, or the cache cannot be written.
     """
-    compiler = _find_compiler(environment)
+    compiler = find_compiler(environment)
     flags = (*FLAGS, *extra_flags)
     sources = sorted(source_directory.glob("*.cpp"))
     path = cache_directory(environment) / f"headrace-kernels-{_fingerprint(compiler, flags, source_directory)}.so"
@@ -75,8 +75,12 @@ def build_library(
     return path
 
 
-def _find_compiler(environment: Mapping[str, str]) -> list[str]:
-    """Command of the C++ compiler: $CXX, else the first that the path has."""
+def find_compiler(environment: Mapping[str, str]) -> list[str]:
+    """Command of the C++ compiler: $CXX, else the first that the path has.
+
+    Raises:
+        NativeLibraryError: there is none.
+    """
     if chosen := environment.get("CXX"):
         command = shlex.split(chosen)
         if command and shutil.which(command[0], path=environment.get("PATH")):

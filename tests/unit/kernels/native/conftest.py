@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from kernels.native_library import INSTRUCTION_SETS, NativeLibrary, build_library
+from tests.sanitized import FLAGS_VARIABLE
 
 
 @pytest.fixture(scope="session")
 def library_path() -> Path:
-    """The built library, from the user's cache."""
-    return build_library(os.environ)
+    """The built library, from the user's cache; `tests.sanitized` adds flags."""
+    return build_library(os.environ, extra_flags=tuple(os.environ.get(FLAGS_VARIABLE, "").split()))
 
 
 @pytest.fixture(scope="session", params=INSTRUCTION_SETS)

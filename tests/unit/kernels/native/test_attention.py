@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from kernels import reference
 from kernels.attention.base import layer_view
 from kernels.attention.native_attention import NativeAttention
 from kernels.native.attention import AttentionWork, attend, plan_attention
-from kernels.native_library import NativeLibrary, build_library
+from kernels.native_library import NativeLibrary
 from tests.attention_cases import Case, cases, filled_cache, metadata_of
 from tests.strided import strided
 
@@ -27,9 +27,9 @@ SPLIT = 512
 
 
 @pytest.fixture(scope="module")
-def lone_library(library: NativeLibrary) -> Iterator[NativeLibrary]:
+def lone_library(library: NativeLibrary, library_path: Path) -> Iterator[NativeLibrary]:
     """The same instruction set with one thread."""
-    native = NativeLibrary(build_library(os.environ), 1, library.isa)
+    native = NativeLibrary(library_path, 1, library.isa)
     yield native
     native.close()
 
