@@ -15,8 +15,13 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = dataclasses.field(
         default="auto",
         metadata={
-            "help": "Type of weights, activations and KV; auto: bfloat16 where the processor computes it, else float32."
+            "help": "Type of weights, activations and KV; auto: weights as the file stores them, the others bfloat16 "
+            "where the processor computes it, else float32."
         },
+    )
+    quantize: Literal["int8", "int4"] | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Round the plain numbers of a checkpoint to integers of 8 or 4 bits, 32 to a scale."},
     )
     kv_cache_memory_bytes: int = dataclasses.field(
         default=512 * 1024**2, metadata={"help": "Device memory for KV blocks.", "min": 1, "unit": "bytes"}

@@ -73,6 +73,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_cache_bytes: int
     threads: int
     load_s: float
+    weights_bytes_by_format: dict[str, int] = {}
+    """Of the matrices, by the name of their format: "Q4_1", "bfloat16", ..."""
     longest_step_s: float = 0.0
     """Estimate of a step of `max_num_batched_tokens`, from the warm-up; bounds how long silence may be work."""
 

@@ -188,6 +188,7 @@ def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_ste
         dtype=built.dtype,
         device=built.device,
         weights_bytes=built.weights_bytes,
+        weights_bytes_by_format=dict(built.weights_bytes_by_format),
         kv_cache_bytes=built.kv_cache_bytes,
         threads=built.threads,
         load_s=load_s,

@@ -36,6 +36,8 @@ class BuiltRunner:
     weights_bytes: int
     kv_cache_bytes: int
     threads: int
+    weights_bytes_by_format: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of the matrices, by the name of their format."""
 
 
 RunnerFactory = Callable[[ProcessConfig, ReportProgress], BuiltRunner]
@@ -105,6 +107,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         lambda fraction: report("loading weights", fraction),
         batch_invariant=engine.batch_invariant,
         library=library,
+        quantize=engine.quantize,
     )
     dtype = model.decoder.dtype
     num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
@@ -125,6 +128,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         dtype=str(dtype).removeprefix("torch."),
         device="cpu",
         weights_bytes=model.weights_bytes,
+        weights_bytes_by_format=model.bytes_by_format,
         kv_cache_bytes=num_blocks * bytes_per_block(model.config, dtype, scheduler.block_size),
         threads=threads,
     )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.config_fields import ConfigFields
 from engine.dtype import resolve_dtype
@@ -21,16 +19,16 @@ from engine.model_config import ModelConfig
 from engine.model_error import ModelFileError
 from engine.models.architectures import gguf_architecture, hf_architecture
 from engine.models.decoder import Decoder
-from engine.models.decoder_weights import DecoderWeights, Parameter, allocate_weights, parameters
+from engine.models.decoder_weights import DecoderFormats, DecoderWeights, allocate_weights, parameters
 from engine.models.native_decoder import NativeDecoder
 from engine.models.tensor_names import TensorNames
-from engine.models.weight_formats import native_formats, torch_formats
+from engine.models.weight_formats import FormatChoice, Quantize
 from engine.safetensors_file import SafetensorsFile
+from engine.tensor_copy import TensorCopier
 from engine.tensor_source import TensorSource
+from kernels.linear import DenseFormat
 from kernels.native_library import NativeLibrary
 
-PIECE_BYTES = 4 * 1024**2
-"""Of a tensor in float32 that exist at a time on the way into the slab."""
 MAX_NAMES_IN_MESSAGE = 5
 
 
@@ -42,6 +40,8 @@ class LoadedModel:
     decoder: Decoder | NativeDecoder
     dtype: torch.dtype
     weights_bytes: int
+    bytes_by_format: Mapping[str, int]
+    """Of the matrices, by the name of their format."""
 
 
 def load_model(
@@ -51,32 +51,35 @@ def load_model(
     *,
     batch_invariant: bool = False,
     library: NativeLibrary | None = None,
+    quantize: Quantize | None = None,
 ) -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and model.safetensors.
 
     Args:
-        dtype: "auto", "float32", "bfloat16" or "float16": of weights, activations and KV.
+        dtype: "float32", "bfloat16" or "float16": of weights, activations and KV. "auto": weights as they are stored
+            (see `FormatChoice`), the others bfloat16 where the processor computes it, else float32.
         progress: told the fraction read so far, from 0 to 1.
         batch_invariant: see `Decoder`; a decoder on native kernels always is.
         library: of native kernels; None: PyTorch's operators.
+        quantize: see `FormatChoice`.
 
     Raises:
         ModelFileError: a file is missing, damaged or not what the configuration says.
         UnsupportedModelError: an architecture, option or number format that is not supported.
     """
     torch_dtype = resolve_dtype(dtype)
+    choice = FormatChoice(torch_dtype, library is not None, None if dtype == "auto" else torch_dtype, quantize)
     with contextlib.ExitStack() as opened:
         source, config, names = _open(Path(path), opened)
         _check_names(source, config, names)
-        formats = torch_formats(config, torch_dtype) if library is None else native_formats(config, torch_dtype)
-        weights = allocate_weights(config, formats)
-        _fill(source, config, weights, names, progress)
+        weights = allocate_weights(config, choice.formats(config, source, names))
+        _fill(weights, TensorCopier(source, names, config.head_dim, library), progress)
     decoder: Decoder | NativeDecoder
     if library is None:
         decoder = Decoder(config, weights, torch_dtype, batch_invariant=batch_invariant)
     else:
         decoder = NativeDecoder(config, weights, torch_dtype, library)
-    return LoadedModel(config, decoder, torch_dtype, weights.num_bytes)
+    return LoadedModel(config, decoder, torch_dtype, weights.num_bytes, weights.bytes_by_format)
 
 
 def _open(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
@@ -141,7 +144,9 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
         raise ModelFileError(f"{source.name}: {len(source.shapes)} tensors are too few for {config.num_layers} layers")
     with torch.device("meta"):
         weights = allocate_weights(
-            config, torch_formats(config, torch.float32), lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8)
+            config,
+            DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32),
+            lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8),
         )
         wanted = {names.of(p.name): p.shape for p in parameters(weights)}
     missing = [name for name in wanted if name not in source.shapes]
@@ -168,36 +173,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more
 
 
-def _fill(
-    source: TensorSource,
-    config: ModelConfig,
-    weights: DecoderWeights,
-    names: TensorNames,
-    progress: Callable[[float], None],
-) -> None:
+def _fill(weights: DecoderWeights, copier: TensorCopier, progress: Callable[[float], None]) -> None:
     progress(0.0)
     num_written = 0
     for parameter in parameters(weights):
-        _copy(source, names, parameter, config.head_dim)
+        copier.copy(parameter)
         num_written += len(parameter.data)
         progress(min(1.0, num_written / weights.num_bytes))
     progress(1.0)
-
-
-def _copy(source: TensorSource, names: TensorNames, parameter: Parameter, head_dim: int) -> None:
-    """Read a tensor in pieces of whole heads and whole tiles, and pack each."""
-    name, kind = names.of(parameter.name), parameter.name.rpartition(".")[2]
-    is_interleaved = names.has_interleaved_rotary_pairs and kind in {"query", "key", "query_bias", "key_bias"}
-    num_rows = parameter.shape[0]
-    row_elements = parameter.shape[1] if len(parameter.shape) > 1 else 1
-    unit = math.lcm(head_dim, parameter.weight_format.tile_rows)
-    step = max(1, PIECE_BYTES // (4 * row_elements * unit)) * unit
-    for start in range(0, num_rows, step):
-        rows = source.read_rows(name, start, min(start + step, num_rows))
-        parameter.write(start, _split_pairs(rows, head_dim) if is_interleaved else rows)
-
-
-def _split_pairs(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows 2d, 2d + 1 of each head → rows d, d + D/2. rows: [n * D, ...]."""
-    pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)

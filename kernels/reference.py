@@ -143,25 +143,32 @@ def paged_attention(
     return out
 
 
-def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row in groups of 32 as integers of 8 bits with a scale: what products with quantised matrices take.
+def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row in groups of 32 as integers of 8 bits: what products with quantised matrices take.
+
+    A group's codes spread from its least to its largest number, so that one number that stands out, as some channels of
+    a decoder do, costs the others half the precision that a scale around zero would cost them.
 
     Args:
         x: [T, K], K a multiple of 32, finite.
 
     Returns:
-        Codes [T, K] in -127..127, as float32, and scales [T, K / 32] float32; a number is its code times its scale.
+        Codes [T, K] in -127..127, as float32; scales and zeros [T, K / 32] float32. A number is about
+        code * scale + zero.
     """
     groups = x.float().view(x.shape[0], -1, 32)
-    largest = groups.abs().amax(dim=2, keepdim=True)
-    factors = torch.div(torch.tensor(127.0), largest)  # `127 / largest` would be rounded twice
-    factors = torch.where(largest < 2.0**-120, 0, factors)  # below, the quotient may be infinite
-    codes = torch.round(groups * factors)  # ties to even
-    return codes.view(x.shape), (largest / 127)[..., 0]
+    least, largest = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
+    spread = largest - least
+    factors = torch.div(torch.tensor(254.0), spread)  # `254 / spread` would be rounded twice
+    factors = torch.where(spread < 2.0**-118, 0, factors)  # below, the quotient may be infinite
+    codes = torch.round((groups - least) * factors) - 127  # ties to even
+    scales = torch.div(spread, torch.tensor(254.0))
+    return codes.view(x.shape), scales[..., 0], (least + 127 * scales)[..., 0]
 
 
 def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Quantised activations @ weight^T + bias, in float64; x [T, K], weight [M, K] dequantised, bias [M]."""
-    codes, scales = quantise_activations(x)
-    out = (codes.double() * scales.double().repeat_interleave(32, dim=1)) @ weight.double().T
+    codes, scales, zeros = (part.double() for part in quantise_activations(x))
+    numbers = codes * scales.repeat_interleave(32, dim=1) + zeros.repeat_interleave(32, dim=1)
+    out = numbers @ weight.double().T
     return out if bias is None else out + bias.double()

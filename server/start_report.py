@@ -13,7 +13,8 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
     """Write the report; plain lines where the console is no terminal."""
     tokens = ready.num_blocks * ready.block_size
     facts = (
-        ("model", f"{served_id}, {ready.dtype} on {ready.device}, {_mib(ready.weights_bytes)} of weights"),
+        ("model", f"{served_id}, {ready.dtype} on {ready.device}"),
+        ("weights", f"{_mib(ready.weights_bytes)}{_formats(ready)}"),
         (
             "KV cache",
             f"{_mib(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
@@ -25,6 +26,12 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
         console.print(f"  {name:<10}{fact}", highlight=False, soft_wrap=True)
     console.print(_class_table(classes))
     console.print(f"Headrace answers at {url}", style="bold", highlight=False)
+
+
+def _formats(ready: Ready) -> str:
+    """What the weights are, most first."""
+    sizes = sorted(ready.weights_bytes_by_format.items(), key=lambda item: -item[1])
+    return f": {', '.join(f'{name} {_mib(num_bytes)}' for name, num_bytes in sizes)}" if sizes else ""
 
 
 def _class_table(classes: SLOClasses) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import torch
@@ -44,15 +45,12 @@ class Parameter:
     data: Tensor
     """uint8 view, whole tiles."""
 
-    def write(self, first_row: int, rows: Tensor) -> None:
-        """Pack rows [R, ...] of any float dtype from `first_row`, the first of a tile, on."""
+    def tiles(self, first_row: int, num_rows: int) -> Tensor:
+        """The bytes of `num_rows` rows from `first_row`, the first of a tile, on."""
         tile_rows = self.weight_format.tile_rows
-        num_tiles = -(-self.shape[0] // tile_rows)
-        first, end = first_row // tile_rows, -(-(first_row + len(rows)) // tile_rows)
-        tile_bytes = len(self.data) // num_tiles
-        self.weight_format.pack(
-            rows.flatten(1) if rows.dim() > 1 else rows[:, None], self.data[first * tile_bytes : end * tile_bytes]
-        )
+        tile_bytes = len(self.data) // -(-self.shape[0] // tile_rows)
+        first, end = first_row // tile_rows, -(-(first_row + num_rows) // tile_rows)
+        return self.data[first * tile_bytes : end * tile_bytes]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +92,15 @@ class DecoderWeights:
             vectors = (layer.attention_norm, layer.mlp_norm, layer.qkv_bias, layer.output_bias, layer.gate_up_bias)
             tensors += [layer.slab, *(vector for vector in (*vectors, layer.down_bias) if vector is not None)]
         return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def bytes_by_format(self) -> dict[str, int]:
+        """Of all matrices, by the name of their format."""
+        sizes: Counter[str] = Counter()
+        for parameter in parameters(self):
+            if len(parameter.shape) == 2:
+                sizes[parameter.weight_format.name] += len(parameter.data)
+        return dict(sizes)
 
 
 def allocate_weights(

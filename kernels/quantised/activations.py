@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kernels.quantised.block_type import GROUP_SIZE
 
-SMALLEST_MAGNITUDE = 2.0**-120
-"""A group without a larger number has codes of 0: 127 divided by less would overflow."""
+SMALLEST_SPREAD = 2.0**-118
+"""A group whose numbers lie closer has codes of one value: 254 divided by less would overflow."""
 
 
 def round_activations(x: Tensor) -> Tensor:
@@ -17,7 +17,9 @@ def round_activations(x: Tensor) -> Tensor:
     A NaN or an infinity makes its whole group NaN or infinite.
     """
     groups = x.float().view(*x.shape[:-1], -1, GROUP_SIZE)
-    magnitude = groups.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.div(torch.tensor(127.0), magnitude)  # `127 / magnitude` would be rounded twice
-    codes = torch.round(groups * torch.where(magnitude < SMALLEST_MAGNITUDE, 0, inverse))
-    return (codes * (magnitude / 127)).flatten(-2)
+    least = groups.amin(dim=-1, keepdim=True)
+    spread = groups.amax(dim=-1, keepdim=True) - least
+    factor = torch.div(torch.tensor(254.0), spread)  # `254 / spread` would be rounded twice
+    codes = torch.round((groups - least) * torch.where(spread < SMALLEST_SPREAD, 0, factor)) - 127
+    scale = torch.div(spread, torch.tensor(254.0))
+    return (codes * scale + (least + 127 * scale)).flatten(-2)

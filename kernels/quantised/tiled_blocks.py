@@ -44,9 +44,12 @@ class TiledBlocks:
         Raises:
             ValueError: numbers, and the format is none that numbers are quantised to.
         """
-        blocks = rows if rows.dtype == torch.uint8 else quantise_rows(self.block_type, rows)
-        tiles = to_tiles(self.block_type, read_blocks(self.block_type, blocks.numpy()))
+        tiles = to_tiles(self.block_type, read_blocks(self.block_type, self.blocks(rows).numpy()))
         out.copy_(torch.from_numpy(tiles.reshape(-1)))
+
+    def blocks(self, rows: Tensor) -> Tensor:
+        """Rows as a file stores them: `rows` itself if it is uint8, else its numbers quantised. Raises: as `pack`."""
+        return rows if rows.dtype == torch.uint8 else quantise_rows(self.block_type, rows)
 
     def unpack(self, data: Tensor, out_features: int, in_features: int) -> Tensor:
         fields = from_tiles(self.block_type, self._tiles(data, in_features), in_features)

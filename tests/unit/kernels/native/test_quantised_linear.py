@@ -174,7 +174,7 @@ def test_tiny_and_huge_activations(library: NativeLibrary) -> None:
     x = randn(1, 4, 64) * torch.tensor([2.0**-140, 2.0**-110, 2.0**100, 0.0])[:, None]
     out = torch.empty(4, 16)
     linear(library, x, matrix, out)
-    assert not out[0].any() and not out[3].any()
+    assert out[0].abs().max() < 2.0**-110 and not out[3].any()
     scale = torch.tensor([2.0**110, 2.0**-100])[:, None]
     expected = reference.quantised_linear(x[1:3], matrix.unpack()) * scale
     torch.testing.assert_close((out[1:3] * scale).double(), expected, rtol=0, atol=1e-3)

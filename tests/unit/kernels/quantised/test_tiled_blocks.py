@@ -96,14 +96,26 @@ def test_numbers_are_quantised_to_two_formats_only() -> None:
         quantise_rows(Q4_K, torch.zeros(1, 256))
 
 
-@given(exponent=st.integers(-140, 120), seed=st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_activations_are_rounded_as_defined(exponent: int, seed: int) -> None:
-    x = randn(seed, 3, 96) * 2.0**exponent
+@given(exponent=st.integers(-140, 120), shift=st.sampled_from([0.0, 3.0, -200.0]), seed=st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_activations_are_rounded_as_defined(exponent: int, shift: float, seed: int) -> None:
+    x = (randn(seed, 3, 96) + shift) * 2.0**exponent
     x[1, 32:64] = 0
-    codes, scales = reference.quantise_activations(x)
-    assert torch.equal(round_activations(x), codes * scales.repeat_interleave(32, dim=1))
+    codes, scales, zeros = reference.quantise_activations(x)
+    numbers = codes * scales.repeat_interleave(32, dim=1) + zeros.repeat_interleave(32, dim=1)
+    assert torch.equal(round_activations(x), numbers)
     assert torch.equal(codes, codes.round()) and codes.abs().max() <= 127
+    assert not numbers[1, 32:64].any()
+    groups = x.view(3, 3, 32)
+    half_step = (groups.amax(-1) - groups.amin(-1)) / 254 / 2
+    bound = half_step * 1.001 + groups.abs().amax(-1) * 2**-22 + 2.0**-118
+    assert bool(((numbers.view(3, 3, 32) - groups).abs() <= bound[..., None]).all())
+
+
+def test_one_number_that_stands_out_leaves_the_others_some_precision() -> None:
+    x = randn(1, 1, 32)
+    x[0, 5] = 500.0
+    assert (round_activations(x) - x).abs().max() <= (500 + 4) / 254 / 2
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
