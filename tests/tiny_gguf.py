@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -31,8 +33,16 @@ PARTS = {
 TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, kind: GGMLQuantizationType) -> dict[str, Array]:
+def write_gguf(
+    path: Path,
+    model: LlamaForCausalLM,
+    kind: GGMLQuantizationType,
+    exceptions: Mapping[str, GGMLQuantizationType] = MappingProxyType({}),
+) -> dict[str, Array]:
     """Write `model` with its matrices as `kind` and vectors as F32, with the tiny tokenizer.
+
+    Args:
+        exceptions: other types for matrices whose name in transformers holds a text, e.g. "layers.0.self_attn.v_proj".
 
     Returns:
         The state dict, in transformers' names and layout, of the numbers that the file stands for.
@@ -62,7 +72,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM, kind: GGMLQuantizationType) 
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads is not None:
             values = interleave_pairs(values, heads)
-        values_kind = kind if values.ndim > 1 else GGMLQuantizationType.F32
+        others = [other for part, other in exceptions.items() if part in name]
+        values_kind = (others or [kind])[0] if values.ndim > 1 else GGMLQuantizationType.F32
         packed = quantise(values, values_kind)
         writer.add_tensor(gguf_name(name), packed, raw_dtype=values_kind)
         stored[name] = gguf.quants.dequantize(packed, values_kind)
