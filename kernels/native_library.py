@@ -27,6 +27,8 @@ FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", 
 INSTRUCTION_SETS = ("avx512bf16", "avx512", "avx2", "neon", "generic")
 """Best first; a machine has some of them."""
 ISA_VARIABLE = "HEADRACE_KERNELS_ISA"
+_OK, _OUT_OF_MEMORY = 0, 1
+"""`hr_status` of headrace.h."""
 _BUILD_TIMEOUT_S = 600.0
 _OUTPUT_CHARS = 2000
 
@@ -186,16 +188,21 @@ class NativeLibrary:
         """Those of INSTRUCTION_SETS that this processor has, best first."""
         return tuple(name for name in INSTRUCTION_SETS if self._library.hr_isa_is_supported(name.encode()))
 
-    def call(self, arguments: Arguments) -> None:
+    def call(self, arguments: Arguments) -> bool:
         """Run the operation that the arguments are of.
+
+        Returns:
+            Whether it was done; False: an index points to where nothing is, in an operation that looks for that.
 
         Raises:
             MemoryError: no scratch memory.
         """
         name = arguments.OPERATION
         function = self._functions.get(name) or self._bind(type(arguments))
-        if function(self._open_context(), ctypes.byref(arguments)):
+        status = function(self._open_context(), ctypes.byref(arguments))
+        if status == _OUT_OF_MEMORY:
             raise MemoryError(f"native {name}: no memory for intermediate results")
+        return bool(status == _OK)
 
     def close(self) -> None:
         """End the threads and give the scratch memory back; idempotent. No call may run."""

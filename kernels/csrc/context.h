@@ -19,6 +19,8 @@ enum ScratchSlot {
   kScratchAttention,  // attention.inc: partial results
   kScratchSampling,
   kScratchLayer,      // layer.inc: activations between the operations of a layer
+  kScratchStep,       // decoder.inc: what all layers of a step share
+  kScratchPlan,       // decoder.inc: how its attention is cut
   kNumScratchSlots
 };
 
@@ -64,6 +66,7 @@ struct Context {
   explicit Context(int num_threads) : pool(num_threads) {}
   Pool pool;
   Scratch scratch;
+  int status = HR_OK;  // of the operation that runs
 };
 
 // One instruction set's implementation of every operation.

@@ -76,8 +76,9 @@ int64_t hr_context_scratch_bytes(const hr_context* context) { return context->co
   int hr_##name(hr_context* context, const hr_##name##_args* args) {    \
     const std::lock_guard<std::mutex> lock(context->mutex);             \
     try {                                                               \
+      context->context.status = HR_OK;                                  \
       context->operations->name(context->context, *args);               \
-      return HR_OK;                                                     \
+      return context->context.status;                                   \
     } catch (const std::bad_alloc&) {                                   \
       return HR_OUT_OF_MEMORY;                                          \
     }                                                                   \

@@ -1,8 +1,9 @@
 // The C ABI of the native kernels: the only thing that Python sees (kernels/native_library.py, kernels/native/*.py).
 //
 // Conventions
-// - Every operation X is `int hr_X(hr_context*, const hr_X_args*)`: 0 on success, HR_OUT_OF_MEMORY if scratch memory
-//   could not be had. Arguments are checked in Python, where there is something to say; here they are trusted.
+// - Every operation X is `int hr_X(hr_context*, const hr_X_args*)`: an hr_status. HR_OUT_OF_MEMORY: no scratch memory.
+//   Arguments are checked in Python, where there is something to say; here they are trusted, unless HR_OUT_OF_RANGE is
+//   named.
 // - Arguments are one plain struct: pointers (never kept after the call), counts and strides as int64_t, options as
 //   int32_t. Strides are in elements unless the name says bytes. Python mirrors the struct field by field
 //   (ctypes.Structure); hr_X_args_size() is compared with it when the operation is first called.
@@ -36,7 +37,7 @@ extern "C" {
 
 typedef struct hr_context hr_context;
 
-enum hr_status { HR_OK = 0, HR_OUT_OF_MEMORY = 1 };
+enum hr_status { HR_OK = 0, HR_OUT_OF_MEMORY = 1, HR_OUT_OF_RANGE = 2 };
 
 enum hr_dtype { HR_FLOAT32 = 0, HR_BFLOAT16 = 1, HR_FLOAT16 = 2 };
 
@@ -287,25 +288,45 @@ typedef struct {
   int32_t kind;                 // which of the step's hr_layer_kind it is of
 } hr_layer;
 
-// What the layers of one kind (of equal window and frequencies) share in a step.
+// What layers of one kind have in common beside their sizes.
 typedef struct {
-  const hr_attend_args* attention;  // all but query, out, cache, head_dim, scale, cap and type, which are the layer's
-  const float* cos;                 // as in hr_rope_write_kv_args
-  const float* sin;
-  int64_t rotary_dim;
+  const float* frequencies;  // [rotary_dim / 2] radians a position
+  int64_t rotary_dim;        // even; the rest of a head is not rotated
+  int64_t sliding_window;    // last positions that a query sees, itself included; 0: all
 } hr_layer_kind;
 
-// Layers one after the other: hidden [num_tokens, hidden_size], contiguous, is the residual stream.
+// A step of a decoder: embedding, layers one after the other over a float32 residual stream, final norm. The keys and
+// values of its tokens are written into the cache. HR_OUT_OF_RANGE, with nothing done: a token, length, block or slot is.
 typedef struct {
-  const hr_layer* layers;       // [num_layers]
-  const hr_layer_kind* kinds;
-  float* hidden;
-  const int64_t* slots;         // [num_tokens] as in hr_rope_write_kv_args
-  void* cache;                  // of the first layer
-  int64_t cache_layer_stride;   // from one layer's cache to the next, in elements
+  const hr_layer* layers;        // [num_layers], of one hidden_size, num_heads, num_kv_heads and dtype
+  const hr_layer_kind* kinds;    // [num_kinds]
+  const void* embedding;         // [vocab_size, hidden_size], as in hr_linear_args
+  const float* final_norm;       // [hidden_size]
   int64_t num_layers;
+  int64_t num_kinds;
+  int64_t vocab_size;
+  float embedding_scale;
+  int32_t embedding_format;      // hr_format
+  // the step
+  const int64_t* token_ids;      // [num_tokens], sequences back to back
+  const int64_t* positions;      // [num_tokens]
+  const int64_t* slots;          // [num_tokens] block * block_size + offset; -1: nothing is written
+  const int32_t* query_lens;     // [num_sequences] tokens of each sequence in this step, at least 1
+  const int32_t* context_lens;   // [num_sequences] tokens after this step
+  const int64_t* block_tables;   // [num_sequences, table_stride]
+  void* cache;                   // [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim] of the layers' dtype
+  void* out;                     // [num_tokens, hidden_size] of the layers' dtype
   int64_t num_tokens;
-} hr_layers_args;
+  int64_t num_sequences;
+  int64_t table_stride;
+  int64_t num_blocks;
+  int64_t block_size;
+  int64_t block_stride;          // strides in elements, as in hr_rope_write_kv_args
+  int64_t layer_stride;
+  int64_t value_offset;
+  int64_t slot_stride;
+  int64_t head_stride;
+} hr_decoder_args;
 
 // Sampling. Logits are rows of [vocab_size] float32 and not changed; `rows` names those that are meant, NULL: the first
 // num_rows in order. Everything else has one entry for each of num_rows.
@@ -375,7 +396,7 @@ typedef struct {
   HR_OPERATION(draw)                \
   HR_OPERATION(score)               \
   HR_OPERATION(uniforms)            \
-  HR_OPERATION(layers)
+  HR_OPERATION(decoder)
 
 #define HR_DECLARE(name)                                     \
   int hr_##name(hr_context*, const hr_##name##_args* args);  \

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.linear import WeightFormat
 from kernels.native.activation import Activation
-from kernels.native.operand import check, check_vector, dtype_code
+from kernels.native.operand import DTYPE_CODES, check, check_vector, dtype_code
 from kernels.native_library import Arguments, NativeLibrary
 from kernels.packed_matrix import PackedMatrix
 
@@ -96,6 +96,47 @@ def linear(
         check_vector(bias, "bias", out_features)
         arguments.bias = bias.data_ptr()
     library.call(arguments)
+
+
+class Head:
+    """A matrix whose products are float32: logits."""
+
+    def __init__(self, library: NativeLibrary, matrix: PackedMatrix, dtype: torch.dtype) -> None:
+        """
+        Args:
+            matrix: [vocab, hidden].
+            dtype: of the hidden states.
+
+        Raises:
+            ValueError: no native kernel takes the format.
+        """
+        self._library, self._matrix, self._dtype = library, matrix, dtype
+        self._arguments = LinearArguments(
+            x_stride=matrix.in_features,
+            weight=matrix.data.data_ptr(),
+            out_stride=matrix.out_features,
+            in_features=matrix.in_features,
+            out_features=matrix.out_features,
+            x_dtype=DTYPE_CODES[dtype],
+            out_dtype=DTYPE_CODES[torch.float32],
+            format=native_code(matrix.weight_format),
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] → [R, vocab] float32.
+
+        Raises:
+            ValueError: a shape or type does not fit.
+        """
+        if not hidden.is_contiguous():
+            hidden = hidden.contiguous()
+        num_rows = len(hidden)
+        check(hidden, "hidden", (num_rows, self._matrix.in_features), self._dtype)
+        logits = torch.empty(num_rows, self._matrix.out_features)
+        arguments = self._arguments
+        arguments.x, arguments.out, arguments.num_rows = hidden.data_ptr(), logits.data_ptr(), num_rows
+        self._library.call(arguments)
+        return logits
 
 
 def gated_linear(
