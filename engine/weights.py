@@ -16,7 +16,7 @@ from engine.config_fields import ConfigFields
 from engine.dtype import resolve_dtype
 from engine.gguf_file import GGUFFile
 from engine.model_config import ModelConfig
-from engine.model_error import ModelFileError
+from engine.model_error import ModelFileError, some_names
 from engine.models.architectures import gguf_architecture, hf_architecture
 from engine.models.decoder import Decoder
 from engine.models.decoder_weights import DecoderFormats, DecoderWeights, allocate_weights, parameters
@@ -24,12 +24,12 @@ from engine.models.native_decoder import NativeDecoder
 from engine.models.tensor_names import TensorNames
 from engine.models.weight_formats import FormatChoice, Quantize
 from engine.safetensors_file import SafetensorsFile
+from engine.safetensors_index import INDEX_NAME
+from engine.sharded_safetensors import ShardedSafetensors
 from engine.tensor_copy import TensorCopier
 from engine.tensor_source import TensorSource
 from kernels.linear import DenseFormat
 from kernels.native_library import NativeLibrary
-
-MAX_NAMES_IN_MESSAGE = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def load_model(
     library: NativeLibrary | None = None,
     quantize: Quantize | None = None,
 ) -> LoadedModel:
-    """Load a GGUF file, or a directory with config.json and model.safetensors.
+    """Load a GGUF file, or a directory with config.json and model.safetensors, or several such files and their index.
 
     Args:
         dtype: "float32", "bfloat16" or "float16": of weights, activations and KV. "auto": weights as they are stored
@@ -124,14 +124,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _open_safetensors(directory: Path) -> SafetensorsFile:
-    path = directory / "model.safetensors"
+def _open_safetensors(directory: Path) -> TensorSource:
+    path, index = directory / "model.safetensors", directory / INDEX_NAME
     if path.is_file():
         return SafetensorsFile(path)
-    index = directory / "model.safetensors.index.json"
     if index.is_file():
-        raise ModelFileError(f"{index}: weights in several files are not supported; merge them into {path.name}")
-    raise ModelFileError(f"{path}: no such file; weights are read from safetensors or GGUF alone, never from pickles")
+        return ShardedSafetensors(index)
+    raise ModelFileError(
+        f"{path}: no such file, nor {INDEX_NAME}; weights are read from safetensors or GGUF alone, never from pickles"
+    )
 
 
 def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) -> None:
@@ -151,7 +152,7 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
         wanted = {names.of(p.name): p.shape for p in parameters(weights)}
     missing = [name for name in wanted if name not in source.shapes]
     if missing:
-        raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {_some(missing)}")
+        raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {some_names(missing)}")
     for name, shape in wanted.items():
         if source.shapes[name] != shape:
             raise ModelFileError(f"{source.name}: {name} has shape {source.shapes[name]}, expected {shape}")
@@ -164,13 +165,8 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
     if extra:
         raise ModelFileError(
             f"{source.name}: {len(extra)} tensors that {config.architecture} with this configuration has not: "
-            f"{_some(extra)}"
+            f"{some_names(extra)}"
         )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES_IN_MESSAGE} more" if len(names) > MAX_NAMES_IN_MESSAGE else ""
-    return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more
 
 
 def _fill(weights: DecoderWeights, copier: TensorCopier, progress: Callable[[float], None]) -> None:

@@ -6,14 +6,17 @@ Only data is fetched: safetensors or one GGUF file, JSON and tokenizer files; ne
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
+from engine.model_error import ModelFileError
+from engine.safetensors_index import INDEX_NAME, read_safetensors_index
 from server.model_error import ModelError, ModelNotCachedError
 
 _TEXT_PATTERNS = ("*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja")
-_NEVER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.py", "*.msgpack", "*.h5")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NEVER = (*(f"*{suffix}" for suffix in _PICKLES), "*.py", "*.msgpack", "*.h5")
 _HUB_TIMEOUT_S = 10.0
+_SINGLE_FILE = "model.safetensors"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,33 +63,61 @@ class HubSnapshots:
     def fetch(self, hub_id: HubId) -> Path:
         """Download what is missing of a snapshot, with progress bars on the terminal.
 
+        The hub's client goes on where a file was cut short, and compares each with the size that the hub says.
+
         Raises:
             ModelError: the hub is out of reach, has no such model, or the model has no file that Headrace reads.
         """
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi
         from huggingface_hub.errors import HFValidationError, HTTPError, OfflineModeIsEnabled
 
         try:
             info = HfApi(self._endpoint).model_info(hub_id.repo, revision=hub_id.revision, timeout=_HUB_TIMEOUT_S)
             files = [sibling.rfilename for sibling in info.siblings or ()]
-            folder = snapshot_download(
-                hub_id.repo,
-                revision=hub_id.revision,
-                allow_patterns=[*self.weights(hub_id, files), *_TEXT_PATTERNS],
-                ignore_patterns=list(_NEVER),
-                etag_timeout=_HUB_TIMEOUT_S,
-                endpoint=self._endpoint,
-            )
+            names = self.weights(hub_id, files)
+            if names == [INDEX_NAME]:
+                names = self._shards(hub_id, self._download(hub_id, names) / INDEX_NAME, files)
+            folder = self._download(hub_id, [*names, *_TEXT_PATTERNS])
         except (HFValidationError, OfflineModeIsEnabled, HTTPError, OSError) as error:
             raise ModelError(
                 f"{hub_id.repo} could not be fetched from the hub: {str(error).strip() or type(error).__name__}. "
                 "Where the hub is out of reach, copy the model's directory or GGUF file here and give its path."
             ) from error
-        return Path(folder, hub_id.file_name) if hub_id.file_name else Path(folder)
+        if not _is_whole(folder, hub_id):
+            raise ModelError(f"{hub_id.repo} changed on the hub while it was fetched: pull it again")
+        return folder / hub_id.file_name if hub_id.file_name else folder
+
+    def _download(self, hub_id: HubId, patterns: list[str]) -> Path:
+        """The snapshot's folder, which then holds the files of the repository that match."""
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            hub_id.repo,
+            revision=hub_id.revision,
+            allow_patterns=patterns,
+            ignore_patterns=list(_NEVER),
+            etag_timeout=_HUB_TIMEOUT_S,
+            endpoint=self._endpoint,
+        )
+        return Path(folder)
+
+    @staticmethod
+    def _shards(hub_id: HubId, index: Path, files: list[str]) -> list[str]:
+        """Names of the files of the index.
+
+        Raises:
+            ModelError: the index is damaged, or names a file that the repository has not.
+        """
+        names = _shard_names(index)
+        if missing := sorted(set(names) - set(files)):
+            raise ModelError(
+                f"{hub_id.repo} lacks {', '.join(missing)}, which its {INDEX_NAME} names: it cannot be loaded"
+            )
+        return names
 
     @staticmethod
     def weights(hub_id: HubId, files: list[str]) -> list[str]:
-        """Names of the weight files to fetch.
+        """Names of the weight files to fetch; of a model in several files their index.
 
         Raises:
             ModelError: there are none, or the user has to choose.
@@ -97,8 +128,9 @@ class HubSnapshots:
                     f"{hub_id.repo} has no file {hub_id.file_name}; its GGUF files: {_gguf(files) or 'none'}"
                 )
             return [hub_id.file_name]
-        if safetensors := [name for name in files if name.endswith(".safetensors") and "/" not in name]:
-            return safetensors
+        for name in (_SINGLE_FILE, INDEX_NAME):  # the engine prefers them in this order
+            if name in files:
+                return [name]
         gguf_files = _gguf(files)
         if len(gguf_files) == 1:
             return gguf_files
@@ -107,18 +139,36 @@ class HubSnapshots:
                 f"{hub_id.repo} has {len(gguf_files)} GGUF files, name one as {hub_id.repo}:FILE: "
                 f"{', '.join(gguf_files)}"
             )
-        raise ModelError(f"{hub_id.repo} has neither safetensors nor GGUF files, and nothing else is loaded")
+        pickles = [name for name in files if name.endswith(_PICKLES)]
+        hint = f"; {pickles[0]} is a pickle, which can run code and is never loaded" if pickles else ""
+        raise ModelError(
+            f"{hub_id.repo} has neither {_SINGLE_FILE}, nor {INDEX_NAME}, nor a GGUF file{hint}: "
+            "choose a repository that has one, or convert the model to safetensors"
+        )
 
 
 def _gguf(files: list[str]) -> list[str]:
     return sorted(name for name in files if name.endswith(".gguf"))
 
 
+def _shard_names(index: Path) -> list[str]:
+    """Raises ModelError: the index is damaged."""
+    try:
+        return sorted(set(read_safetensors_index(index).values()))
+    except ModelFileError as error:
+        raise ModelError(str(error)) from error
+
+
 def _is_whole(folder: Path, hub_id: HubId) -> bool:
-    """False where a download was cut short: a shard of the index, or every weight file, is missing."""
+    """False where a download was cut short: a file of the index, or every weight file, is missing.
+
+    Raises:
+        ModelError: the index is damaged.
+    """
     if hub_id.file_name:
         return (folder / hub_id.file_name).is_file()
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return all((folder / name).is_file() for name in set(json.loads(index.read_text())["weight_map"].values()))
-    return any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf"))
+    if (folder / _SINGLE_FILE).is_file():
+        return True
+    if (folder / INDEX_NAME).is_file():
+        return all((folder / name).is_file() for name in _shard_names(folder / INDEX_NAME))
+    return any(folder.glob("*.gguf"))

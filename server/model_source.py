@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engine.safetensors_index import INDEX_NAME
 from server.fetcher import Fetcher, HubFetcher, OnBytes, PackageFetcher
 from server.hub_snapshot import HubId, HubSnapshots
 from server.known_model import DEFAULT_ALIAS, KNOWN_MODELS, KnownModel
@@ -132,7 +133,7 @@ def _model_in(path: Path) -> Path:
                 f"{path} is not a GGUF file: give a .gguf file or a directory with config.json and safetensors"
             )
         return path
-    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
+    if (path / "config.json").is_file() and any((path / name).is_file() for name in ("model.safetensors", INDEX_NAME)):
         return path
     gguf_files = sorted(path.glob("*.gguf"))
     if len(gguf_files) == 1:
@@ -143,7 +144,7 @@ def _model_in(path: Path) -> Path:
         )
     pickled = any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth"))
     hint = " Its .bin or .pt files are pickles and are never loaded: convert them to safetensors." if pickled else ""
-    raise ModelError(f"{path} holds neither config.json with *.safetensors nor a GGUF file.{hint}")
+    raise ModelError(f"{path} holds neither config.json with model.safetensors or {INDEX_NAME}, nor a GGUF file.{hint}")
 
 
 def _parse_hub_id(name: str) -> HubId | None:

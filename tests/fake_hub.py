@@ -23,6 +23,8 @@ class FakeHub(ThreadingHTTPServer):
         self.files = dict(files)
         self.downloads: list[str] = []
         """Names of the files that were fetched."""
+        self.unreachable: set[str] = set()
+        """Names of files that are listed and not served."""
 
     @property
     def url(self) -> str:
@@ -64,7 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self._info()).encode(), {}, with_body=with_body)
             return
         name = path.rpartition("/")[2]
-        if f"/{self.server.repo}/resolve/" not in path or name not in self.server.files:
+        if (
+            f"/{self.server.repo}/resolve/" not in path
+            or name not in self.server.files.keys() - self.server.unreachable
+        ):
             self._send(404, b"{}", {"x-error-code": "EntryNotFound"}, with_body=with_body)
             return
         content = self.server.files[name]

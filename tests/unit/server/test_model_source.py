@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import json
 import os
 import threading
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.safetensors_index import INDEX_NAME
 from server import model_source
 from server.fetcher import HubFetcher, OnBytes, PackageFetcher
 from server.hub_snapshot import HubId, HubSnapshots
@@ -226,6 +228,10 @@ def test_a_directory_with_one_gguf_file_is_that_file(tmp_path: Path, cache: Mode
     [
         ((), "holds neither"),
         (("config.json", "pytorch_model.bin"), "never loaded: convert them to safetensors"),
+        (
+            ("config.json", "adapter.safetensors"),
+            "holds neither config.json with model.safetensors or model.safetensors.i",
+        ),
         (("a.gguf", "b.gguf"), "2 GGUF files, name one: a.gguf, b.gguf"),
     ],
 )
@@ -298,6 +304,13 @@ def test_a_half_downloaded_hub_model_is_not_taken_for_a_whole_one(offline_hub: P
         resolve_model("owner/name", cache)
 
 
+def test_a_damaged_index_in_the_hub_cache_is_named(offline_hub: Path, cache: ModelCache) -> None:
+    folder = cached_snapshot(offline_hub, "owner/name", "config.json")
+    (folder / INDEX_NAME).write_text('{"weight_map": {"x": "../x.safetensors"}}')
+    with pytest.raises(ModelError, match="only safetensors files in the index's own directory"):
+        resolve_model("owner/name", cache)
+
+
 def test_a_hub_model_that_is_not_here_is_told_with_the_command(offline_hub: Path, cache: ModelCache) -> None:
     with pytest.raises(ModelNotCachedError, match="headrace pull owner/name"):
         resolve_model("owner/name", cache)
@@ -319,6 +332,8 @@ def test_a_hub_pull_offline_says_so(offline_hub: Path, cache: ModelCache) -> Non
     ("files", "hub_id", "expected"),
     [
         (["config.json", "model.safetensors", "x.gguf"], HubId("o/n"), ["model.safetensors"]),
+        (["consolidated.safetensors", INDEX_NAME, "a.safetensors"], HubId("o/n"), [INDEX_NAME]),
+        ([INDEX_NAME, "model.safetensors"], HubId("o/n"), ["model.safetensors"]),
         (["one.gguf", "README.md"], HubId("o/n"), ["one.gguf"]),
         (["a.gguf", "b.gguf"], HubId("o/n", None, "b.gguf"), ["b.gguf"]),
     ],
@@ -331,7 +346,11 @@ def test_only_data_files_are_chosen(files: list[str], hub_id: HubId, expected: l
     ("files", "message"),
     [
         (["a.gguf", "b.gguf"], "2 GGUF files, name one as o/n:FILE"),
-        (["pytorch_model.bin", "model.py"], "neither safetensors nor GGUF"),
+        (["pytorch_model.bin", "model.py"], "pytorch_model.bin is a pickle, which can run code and is never loaded"),
+        (
+            ["adapter_model.safetensors", "x/model.safetensors"],
+            "neither model.safetensors, nor model.safetensors.index",
+        ),
     ],
 )
 def test_a_hub_model_without_one_choice_says_why(files: list[str], message: str) -> None:
@@ -381,6 +400,59 @@ def test_of_a_hub_model_only_data_is_fetched(hub_cache: Path, cache: ModelCache)
         assert sorted(hub.downloads) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert resolve_model("owner/name", cache).path == folder
     assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def index_of(**shards: str) -> bytes:
+    return json.dumps({"metadata": {"total_size": 9}, "weight_map": shards}).encode()
+
+
+SHARDED = {
+    "config.json": b"{}",
+    INDEX_NAME: index_of(x="1.safetensors", y="2.safetensors", z="1.safetensors"),
+    "1.safetensors": b"first",
+    "2.safetensors": b"second",
+    "consolidated.safetensors": b"the same again in one file",
+    "pytorch_model-00001-of-00001.bin": b"pickle",
+    "pytorch_model.bin.index.json": b"{  }",
+}
+
+
+def test_of_a_model_in_several_files_those_of_its_index_are_fetched(hub_cache: Path, cache: ModelCache) -> None:
+    with fake_hub("owner/name", SHARDED) as hub:
+        folder = HubSnapshots(hub.url).fetch(HubId("owner/name"))
+        wanted = ["1.safetensors", "2.safetensors", "config.json", INDEX_NAME, "pytorch_model.bin.index.json"]
+        assert sorted(hub.downloads) == wanted
+    assert resolve_model("owner/name", cache).path == folder
+    assert (folder / "2.safetensors").read_bytes() == b"second"
+
+
+def test_a_pull_that_was_cut_short_goes_on_with_what_is_missing(hub_cache: Path, cache: ModelCache) -> None:
+    with fake_hub("owner/name", SHARDED) as hub:
+        hub.unreachable.add("2.safetensors")
+        with pytest.raises(ModelError, match="could not be fetched"):
+            HubSnapshots(hub.url).fetch(HubId("owner/name"))
+        with pytest.raises(ModelNotCachedError, match="headrace pull owner/name"):
+            resolve_model("owner/name", cache)
+        hub.unreachable.clear()
+        already = list(hub.downloads)
+        folder = HubSnapshots(hub.url).fetch(HubId("owner/name"))
+        assert "2.safetensors" not in already and hub.downloads.count("1.safetensors") == 1
+    assert resolve_model("owner/name", cache).path == folder
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (index_of(x="1.safetensors", y="3.safetensors"), "owner/name lacks 3.safetensors, which its model.safetensors"),
+        (index_of(x="../1.safetensors"), "only safetensors files in the index's own directory"),
+        (b"{", "not an index of safetensors files"),
+    ],
+)
+def test_of_a_broken_index_no_weights_are_fetched(hub_cache: Path, index: bytes, message: str) -> None:
+    with fake_hub("owner/name", {**SHARDED, INDEX_NAME: index}) as hub:
+        with pytest.raises(ModelError, match=message):
+            HubSnapshots(hub.url).fetch(HubId("owner/name"))
+        assert hub.downloads == [INDEX_NAME]
 
 
 def test_one_gguf_file_of_many_is_fetched_by_name(hub_cache: Path, cache: ModelCache) -> None:
