@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,8 +30,9 @@ class ModelShape:
     vocab_size: int
     bytes_per_parameter: float
     """Of the layers' matrices, scales included: 2 for bfloat16, 0.5625 for 4 bits with a half-precision scale a 32."""
-    matrix_bytes: tuple[int, ...] = ()
-    """Of a layer, in the order of the slab: where a layer can be cut. Empty: it moves whole or not at all."""
+    layer_part_bytes: tuple[tuple[int, ...], ...] = ()
+    """Of each layer, its parts in the order of the slab, gaps counted to the part before them: where a layer can be
+    cut. Matrices that are multiplied as one are one part. Empty: layers move whole or not at all."""
 
     def __post_init__(self) -> None:
         for name in ("fixed_bytes", "kv_bytes_per_token", "max_position_tokens", "layer_parameters", "hidden_size"):
@@ -40,10 +40,10 @@ class ModelShape:
                 raise ValueError(f"{self.name}: {name} is {getattr(self, name)}, it must be at least 1")
         if not self.layer_bytes or min(self.layer_bytes) < 1:
             raise ValueError(f"{self.name}: layer_bytes is {self.layer_bytes}, each layer must have at least one byte")
-        if sum(self.matrix_bytes) > max(self.layer_bytes):
+        sums = tuple(sum(parts) for parts in self.layer_part_bytes)
+        if sums and (sums != self.layer_bytes or len({len(parts) for parts in self.layer_part_bytes}) > 1):
             raise ValueError(
-                f"{self.name}: the matrices take {sum(self.matrix_bytes)} bytes, the largest layer "
-                f"has {max(self.layer_bytes)}"
+                f"{self.name}: the parts of the layers add up to {sums}, the layers are {self.layer_bytes}"
             )
 
     @property
@@ -60,12 +60,18 @@ class ModelShape:
         return sum(self.layer_bytes) / len(self.layer_bytes)
 
     @property
-    def cuts(self) -> tuple[float, ...]:
-        """Shares of a layer that can be streamed: the last matrices of its slab, from the smallest tail to all of it.
+    def num_parts(self) -> int:
+        """Of every layer."""
+        return len(self.layer_part_bytes[0]) if self.layer_part_bytes else 1
 
-        A tail ends at a matrix boundary; alignment gaps count to the matrix before them, so the shares are those of
-        the matrices' bytes alone.
+    def tail_bytes(self, num_parts: int) -> tuple[int, ...]:
+        """Of each layer, the last `num_parts` parts of its slab: what is streamed of it; all parts are the layer.
+
+        Raises:
+            ValueError: layers have no such number of parts.
         """
-        total = sum(self.matrix_bytes)
-        tails = itertools.accumulate(reversed(self.matrix_bytes[1:])) if total else iter(())
-        return (*(tail / total for tail in tails), 1.0)
+        if not 1 <= num_parts <= self.num_parts:
+            raise ValueError(f"{self.name}: {num_parts} parts of a layer, they have {self.num_parts}")
+        if num_parts == self.num_parts:
+            return self.layer_bytes
+        return tuple(sum(parts[-num_parts:]) for parts in self.layer_part_bytes)

@@ -41,7 +41,9 @@ class OffloadPlan:
     streamed_layers: int
     """k at start: how many layers have their unit on the host."""
     streamed_unit: Literal["layer"] | float
-    """What of a streamed layer is on the host: all of it, or this share, cut at a matrix boundary from the slab's end."""
+    """What of a streamed layer is on the host: all of it, or this share of its bytes, the end of its slab."""
+    unit_bytes: tuple[int, ...]
+    """Of each layer, what is on the host and copied if it is streamed: that many bytes from the end of its slab."""
     interval: int | None
     """The last of every that many layers is streamed (the layout of the paper); None: the nested order."""
     min_streamed_layers: int
@@ -58,7 +60,7 @@ class OffloadPlan:
     kv_tokens: int
     """What the KV blocks hold at `streamed_layers`."""
     kv_tokens_gained: int
-    """Of them, how many there would not be with all weights on the device; there, a model that does not fit has none."""
+    """More than there would be with all weights on the device (none, for a model that does not fit)."""
     host_bytes: int
     """Copies of every unit that may be streamed, at `max_streamed_layers`."""
     max_model_len: int
