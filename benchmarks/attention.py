@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.host_memory import allocate_host
+from offload.host_memory import allocate_host
 from kernels.attention.base import AttentionBackend, AttentionMetadata, cache_shape, layer_view
 from kernels.attention.native_attention import NativeAttention
 from kernels.attention.torch_attention import TorchAttention

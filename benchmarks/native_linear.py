@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.host_memory import allocate_host
+from offload.host_memory import allocate_host
 from kernels.linear import packed_bytes
 from kernels.native.linear import linear
 from kernels.native.tiled_format import TiledFormat

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.host_memory import allocate_host
+from offload.host_memory import allocate_host
 from kernels.linear import WeightFormat, packed_bytes
 from kernels.native.linear import linear
 from kernels.native.quantised import pack_blocks

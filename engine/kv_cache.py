@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.host_memory import allocate_host
+from offload.host_memory import allocate_host
 from kernels.attention.base import cache_shape
 from scheduler.output import BlockCopy
 

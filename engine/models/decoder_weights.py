@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from engine.host_memory import allocate_host
+from offload.host_memory import allocate_host
 from engine.layers.layer_layout import LayerFormats, LayerLayout, MatrixPlace, aligned, layer_layout
 from engine.model_config import ModelConfig
 from kernels.linear import DenseFormat, WeightFormat, packed_bytes
