@@ -34,6 +34,9 @@ class ModelShape:
     """Of each layer, its parts in the order of the slab, gaps counted to the part before them: where a layer can be
     cut. Matrices that are multiplied as one are one part. Empty: layers move whole or not at all."""
 
+    head_bytes_per_parameter: float = 2.0
+    """Of the head's matrix."""
+
     def __post_init__(self) -> None:
         for name in ("fixed_bytes", "kv_bytes_per_token", "max_position_tokens", "layer_parameters", "hidden_size"):
             if getattr(self, name) < 1:
@@ -45,6 +48,11 @@ class ModelShape:
             raise ValueError(
                 f"{self.name}: the parts of the layers add up to {sums}, the layers are {self.layer_bytes}"
             )
+
+    @property
+    def head_bytes(self) -> float:
+        """What the head reads."""
+        return self.vocab_size * self.hidden_size * self.head_bytes_per_parameter
 
     @property
     def num_layers(self) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from offload.step_load import StepLoad
-
-if TYPE_CHECKING:
-    from offload.transfer import Direction
+from offload.transfer import Direction
 
 
 class Quantile(enum.Enum):

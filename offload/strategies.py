@@ -1,0 +1,112 @@
+"""What each strategy may choose from: placements, and how many layers of them are streamed.
+
+- `interval`, ours: every number of layers, re-chosen while serving; all sizes of units and numbers of slots.
+- `none`: all weights on the device.
+- `next_layer`: every layer is streamed, while the one before it computes (DeepSpeed ZeRO-Inference).
+- `static_fraction`: a share of the weights, fixed at start from a probe's peak numbers and a worst-case link
+  (FlexGen, modified for a latency target as in the evaluation of Select-N): what one allowed step's estimated
+  computation hides. More, if the memory demands it.
+- `static_group`: the last of every G layers, fixed at start (vLLM's prefetch offloader, SGLang's second one), with the
+  best G and depth that a sweep with the true cost would find.
+
+All run on the same streamer, so that only the decision differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from offload.model_shape import ModelShape
+from offload.placement import Placement
+from offload.plan_request import PlanRequest
+from offload.residency import interval_layout
+from offload.step_cost import StepCost
+from offload.step_times import compute_times
+from offload.target import ClassTarget
+from offload.transfer import Direction
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """One placement, and the numbers of streamed layers that it may be used with: from `first` to `last`."""
+
+    placement: Placement
+    first: int
+    last: int
+    grows_to_fit: bool = False
+    """Whether `first` is what the strategy wants, and memory may demand more up to `last`; then it is fixed."""
+    is_forced: bool = False
+    """Asked for by an experiment: considered even where it frees nothing."""
+
+
+def candidates(
+    shape: ModelShape, cost: StepCost, targets: Sequence[ClassTarget], request: PlanRequest
+) -> Iterator[Candidate]:
+    """What the strategy of the request may choose from.
+
+    Raises:
+        ValueError: the request asks for a number of streamed layers that the model has not.
+    """
+    if request.streamed_layers is not None and request.streamed_layers > shape.num_layers:
+        raise ValueError(f"streamed_layers is {request.streamed_layers}, the model has {shape.num_layers} layers")
+    if request.streamed_layers is not None or request.interval is not None:
+        yield from _forced(shape, request)
+    elif request.strategy == "none":
+        yield _resident(shape)
+    elif request.strategy == "next_layer":
+        yield _fixed(Placement(shape, request.num_slots or 2), shape.num_layers)
+    elif request.strategy == "static_fraction":
+        placement = Placement(shape, request.num_slots or 2)
+        first = believed_layers(shape, cost, targets, request)
+        yield Candidate(placement, first, shape.num_layers, grows_to_fit=True, is_forced=True)
+    elif request.strategy == "static_group":
+        yield _resident(shape)
+        yield from _groups(shape, request)
+    else:
+        yield _resident(shape)
+        for num_parts in range(shape.num_parts, 0, -1) if request.may_cut_layers else (shape.num_parts,):
+            for num_slots in request.slots:
+                yield Candidate(Placement(shape, num_slots, num_parts=num_parts), 0, shape.num_layers)
+
+
+def believed_layers(shape: ModelShape, cost: StepCost, targets: Sequence[ClassTarget], request: PlanRequest) -> int:
+    """How many layers `static_fraction` believes to be hidden by a step that just meets the tightest target.
+
+    bytes = S L t_est B_worst: S the target over the true time without offload, L t_est the step as estimated from peak
+    numbers, B_worst the bandwidth that is left if all sharers copy at once.
+    """
+    load = request.load.decode()
+    true_s = compute_times(shape, cost, load, request.quantile).total_s
+    believed_s = compute_times(shape, request.assumed_cost or cost, load, request.quantile).total_s
+    feasible = [target.tpot_s for target in targets if target.tpot_s >= true_s] or [true_s]
+    bandwidth = cost.link_bytes_per_s(Direction.H2D, request.quantile) * request.assumed_link_factor
+    num_bytes = min(feasible) / true_s * believed_s * bandwidth / request.assumed_sharers
+    return min(shape.num_layers, int(num_bytes / shape.mean_layer_bytes))
+
+
+def _resident(shape: ModelShape) -> Candidate:
+    return Candidate(Placement(shape, 0), 0, 0)
+
+
+def _fixed(placement: Placement, k: int) -> Candidate:
+    return Candidate(placement, k, k, is_forced=True)
+
+
+def _forced(shape: ModelShape, request: PlanRequest) -> Iterator[Candidate]:
+    if request.streamed_layers == 0:
+        yield _resident(shape)
+        return
+    for num_slots in request.slots:
+        placement = Placement(shape, num_slots, interval=request.interval)
+        k = request.streamed_layers
+        if k is None:
+            k = len(interval_layout(shape.num_layers, request.interval or 1))
+        yield _fixed(placement, k)
+
+
+def _groups(shape: ModelShape, request: PlanRequest) -> Iterator[Candidate]:
+    for group in range(1, shape.num_layers + 1):
+        for num_slots in request.slots:
+            k = len(interval_layout(shape.num_layers, group))
+            yield Candidate(Placement(shape, num_slots, interval=group), k, k)
