@@ -26,8 +26,8 @@ from scheduler.slo import SLOClass
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
-_MAGIC = b"HRLOG\x00\x00\x01"
+VERSION = 2
+_MAGIC = b"HRLOG\x00\x00\x02"
 _FRAME_HEAD = struct.Struct("<II")
 
 

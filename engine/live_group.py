@@ -64,6 +64,7 @@ class LiveGroup:
             num_cached_tokens=sum(self.cached_tokens.values()),
             ttft_target_s=admission.ttft_target_s,
             tpot_target_s=admission.tpot_target_s,
+            is_best_effort=admission.is_best_effort,
         )
 
     def siblings(self, choice: LiveChoice) -> list[LiveChoice]:

@@ -118,6 +118,8 @@ class GroupAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens found in the prefix cache, over all prompts of the group known so far."""
     ttft_target_s: float
     tpot_target_s: float
+    is_best_effort: bool = False
+    """The targets cannot be met by the plan in force."""
 
 
 class GroupRefused(msgspec.Struct, frozen=True, kw_only=True):

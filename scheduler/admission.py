@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from scheduler.config import SchedulerConfig
+from scheduler.link import ClassFloor, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
 from scheduler.request import RequestSpec
 from scheduler.slo import SLOClass, SLOClasses
@@ -36,9 +37,14 @@ class AdmissionControl:
         self._recent_s = self._recent_s * RATE_DECAY + max(duration_s, 0.0)
 
     def judge(
-        self, group: tuple[RequestSpec, ...], queue: WaitingQueue, num_running: int, num_free_blocks: int
+        self,
+        group: tuple[RequestSpec, ...],
+        queue: WaitingQueue,
+        num_running: int,
+        num_free_blocks: int,
+        link: LinkSnapshot,
     ) -> Verdict:
-        """ADMIT: there is room to start it at once. QUEUE: it waits. DEGRADE: it waits in a lower class.
+        """ADMIT: there is room to start it at once. QUEUE: it waits. DEGRADE: it is served in a lower class.
 
         The caps are for what must wait: a group that can start, or the only one of its class, is never refused for
         them, so that what is refused can come back.
@@ -47,6 +53,9 @@ class AdmissionControl:
         slo_class = self._classes.get(slo.granted)
         if (never := self._why_never(group)) is not None:
             return _refuse(slo_class, RefusalReason.NEVER_FITS, never, None)
+        floor = link.floor(slo_class.name)
+        if floor is not None and not floor.is_open:
+            return self._judge_closed(group, queue, slo_class, floor, link)
         if self._can_start(group, queue, num_running, num_free_blocks):
             return Verdict(VerdictKind.ADMIT, slo_class.name)
         num_tokens = sum(map(num_queued_tokens, group))
@@ -59,6 +68,23 @@ class AdmissionControl:
             if _has_room(lower, queue, num_tokens):
                 return Verdict(VerdictKind.DEGRADE, lower.name)
         return self._refuse_full_class(slo_class, queue, num_tokens)
+
+    def _judge_closed(
+        self,
+        group: tuple[RequestSpec, ...],
+        queue: WaitingQueue,
+        slo_class: SLOClass,
+        floor: ClassFloor,
+        link: LinkSnapshot,
+    ) -> Verdict:
+        """Of a class whose targets cannot be met whatever the load: a lower one by consent, or none."""
+        slo = group[0].slo
+        if slo.may_degrade and slo_class.degrade_to is not None:
+            lower, lower_floor = self._classes.get(slo_class.degrade_to), link.floor(slo_class.degrade_to)
+            is_open = lower_floor is None or lower_floor.is_open
+            if is_open and _has_room(lower, queue, sum(map(num_queued_tokens, group))):
+                return Verdict(VerdictKind.DEGRADE, lower.name)
+        return _refuse(slo_class, RefusalReason.CLASS_CLOSED, _why_closed(slo_class, floor), None)
 
     @property
     def _max_live_requests(self) -> int:
@@ -138,6 +164,17 @@ def _way_out(spec: RequestSpec, max_tokens_in_all: int) -> str:
     if spec.num_prompt_tokens + min(spec.max_tokens, 1) > max_tokens_in_all:
         return f"shorten the prompt to at most {max_tokens_in_all - min(spec.max_tokens, 1)} tokens"
     return f"lower max_tokens to at most {max_tokens_in_all - spec.num_prompt_tokens} or shorten the prompt"
+
+
+def _why_closed(slo_class: SLOClass, floor: ClassFloor) -> str:
+    way_out = "ask for another class (GET /v1/slo shows which are open)"
+    if slo_class.degrade_to is not None:
+        way_out += f", or consent to class {slo_class.degrade_to!r} with slo.degrade or x-slo-degrade: 1"
+    return (
+        f"class {slo_class.name!r} is closed: this server's floors are {floor.tpot_s * 1000:.0f} ms per output token "
+        f"and {floor.ttft_s * 1000:.0f} ms to the first one, its targets {slo_class.tpot_s * 1000:.0f} ms and "
+        f"{slo_class.ttft_base_s * 1000:.0f} ms; {way_out}"
+    )
 
 
 def _refuse(slo_class: SLOClass, reason: RefusalReason, message: str, retry_after_s: float | None) -> Verdict:

@@ -3,6 +3,9 @@
 A block is used (one or more references) or free; a free block may still hold a prefix, and is then *cached*: a hit
 revives it. Free blocks without a prefix go out first, lowest id first (the border of the arena is at the high ids);
 cached ones go out last, the longest unused first.
+
+Where weights are streamed, the border of the arena moves: blocks at or beyond `limit` are not handed out, and are out of
+the pool as soon as nobody uses them.
 """
 
 from __future__ import annotations
@@ -28,11 +31,15 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}, it must be at least 1")
         self.num_blocks = num_blocks
+        """All that there may ever be."""
+        self.limit = num_blocks
+        """Ids below it may be handed out now."""
         self._num_references = [0] * num_blocks
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, int] = {}
         self._free = list(range(num_blocks))  # a heap
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._beyond: set[int] = set()  # free ones at or beyond the limit
 
     @property
     def num_free_blocks(self) -> int:
@@ -41,7 +48,12 @@ class BlockPool:
 
     @property
     def num_used_blocks(self) -> int:
-        return self.num_blocks - self.num_free_blocks
+        return self.num_blocks - self.num_free_blocks - len(self._beyond)
+
+    @property
+    def num_used_beyond(self) -> int:
+        """Blocks at or beyond the limit that somebody still uses."""
+        return self.num_blocks - self.limit - len(self._beyond)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -50,6 +62,28 @@ class BlockPool:
 
     def num_references(self, block_id: int) -> int:
         return self._num_references[block_id]
+
+    def set_limit(self, num_blocks: int) -> None:
+        """Hand out only ids below `num_blocks` from now on. What free blocks beyond it hold is forgotten at once.
+
+        Raises:
+            ValueError: it is not in 1..the number of blocks.
+        """
+        if not 1 <= num_blocks <= self.num_blocks:
+            raise ValueError(f"the limit is {num_blocks} blocks, it must lie in 1..{self.num_blocks}")
+        if num_blocks < self.limit:
+            for block_id in [b for b in self._free_cached if b >= num_blocks]:
+                del self._free_cached[block_id]
+                self._forget(block_id)
+                self._beyond.add(block_id)
+            self._beyond.update(b for b in self._free if b >= num_blocks)
+            self._free = [b for b in self._free if b < num_blocks]
+            heapq.heapify(self._free)
+        else:
+            for block_id in [b for b in self._beyond if b < num_blocks]:
+                self._beyond.remove(block_id)
+                heapq.heappush(self._free, block_id)
+        self.limit = num_blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks, one reference each. What they held is forgotten.
@@ -66,12 +100,16 @@ class BlockPool:
             block_id = heapq.heappop(self._free)
         else:
             block_id, _ = self._free_cached.popitem(last=False)
-            block_hash = self._hash_of[block_id]
-            assert block_hash is not None
-            del self._block_of[block_hash]
-            self._hash_of[block_id] = None
+            self._forget(block_id)
         self._num_references[block_id] = 1
         return block_id
+
+    def _forget(self, block_id: int) -> None:
+        """What a registered block holds is no longer findable."""
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None
+        del self._block_of[block_hash]
+        self._hash_of[block_id] = None
 
     def acquire(self, block_ids: Iterable[int]) -> None:
         """Add one reference to each; a free cached block is revived.
@@ -97,7 +135,11 @@ class BlockPool:
                 raise ValueError(f"block {block_id} is free, it cannot be released")
             self._num_references[block_id] -= 1
             if self._num_references[block_id] == 0:
-                if self._hash_of[block_id] is None:
+                if block_id >= self.limit:
+                    if self._hash_of[block_id] is not None:
+                        self._forget(block_id)
+                    self._beyond.add(block_id)
+                elif self._hash_of[block_id] is None:
                     heapq.heappush(self._free, block_id)
                 else:
                     self._free_cached[block_id] = None
@@ -124,9 +166,15 @@ class BlockPool:
     def check(self) -> None:
         """Assert that every block is in exactly one place and every map agrees."""
         free = [b for b in range(self.num_blocks) if self._num_references[b] == 0]
-        assert sorted([*self._free, *self._free_cached]) == free, "a free block is lost, doubled or still used"
+        assert sorted([*self._free, *self._free_cached, *self._beyond]) == free, (
+            "a free block is lost, doubled or still used"
+        )
         assert all(count >= 0 for count in self._num_references)
-        assert all(self._hash_of[b] is None for b in self._free), "a cached block is in the wrong list"
+        assert all(b < self.limit for b in (*self._free, *self._free_cached)), "a block beyond the limit may go out"
+        assert all(b >= self.limit for b in self._beyond), "a block below the limit is held back"
+        assert all(self._hash_of[b] is None for b in (*self._free, *self._beyond)), (
+            "a cached block is in the wrong list"
+        )
         hashed = {b: h for b, h in enumerate(self._hash_of) if h is not None}
         assert self._block_of == {h: b for b, h in hashed.items()}, "hashes and blocks disagree"
         assert len(self._block_of) == len(hashed), "two blocks are registered under one hash"
@@ -142,11 +190,12 @@ class ReleasePreview:
         self._num_dropped: dict[int, int] = {}
 
     def drop(self, block_ids: Iterable[int]) -> int:
-        """Blocks that lose their last reference with these, besides those in `keep`."""
+        """Blocks that can be handed out once these references are gone, besides those in `keep`."""
         num_freed = 0
         for block_id in block_ids:
             dropped = self._num_dropped.get(block_id, 0) + 1
             self._num_dropped[block_id] = dropped
-            if dropped == self._pool.num_references(block_id) and block_id not in self._keep:
+            is_freed = dropped == self._pool.num_references(block_id) and block_id < self._pool.limit
+            if is_freed and block_id not in self._keep:
                 num_freed += 1
         return num_freed

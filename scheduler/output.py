@@ -44,6 +44,7 @@ class RefusalReason(enum.Enum):
     NEVER_FITS = "never_fits"  # 400: can never be served by this instance
     CLASS_QUEUE_FULL = "class_queue_full"  # 429
     INSTANCE_FULL = "instance_full"  # 503
+    CLASS_CLOSED = "slo_infeasible"  # 429, not to be retried: the plan cannot meet the class's targets
     EXPIRED = "expired"  # 503: not started within max_wait_s or its end-to-end deadline
     DRAINING = "draining"  # 503
 
@@ -71,6 +72,20 @@ class Admission:
     ttft_target_s: float
     """The target in force, after the cached tokens are known."""
     tpot_target_s: float
+    is_best_effort: bool = False
+    """The plan in force cannot meet the class's targets: it is served at its floor."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """What live requests want of the device's memory, and for whom."""
+
+    num_wanted_blocks: int = 0
+    """Blocks that running requests use and waiting ones need to start, as far as there are seats."""
+    num_blocks_beyond: int = 0
+    """Blocks at or beyond the border in force that are still used; 0: the border is clear."""
+    classes: tuple[str, ...] = ()
+    """Granted classes of live requests, by rank."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +114,8 @@ class SchedulerOutput:
     """Predicted duration of the step; None where there is no latency model."""
     budget_s: float | None = None
     """Time budget of the step; None: bounded by tokens alone."""
+    demand: MemoryDemand = MemoryDemand()
+    """After what this step takes."""
     reasons: tuple[str, ...] = ()
     """Why something was not scheduled: short codes for logs and metrics."""
 

@@ -20,10 +20,11 @@ from scheduler.admission import AdmissionControl
 from scheduler.config import SchedulerConfig
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.link import LinkSnapshot
+from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import (
     Admission,
     FinishedRequest,
+    MemoryDemand,
     RequestResult,
     SchedulerOutput,
     StepResult,
@@ -75,6 +76,15 @@ class Scheduler:
         self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks)
         self._counters = SchedulerCounters()
         self._next_step_id = 0
+        self._link = NO_LINK
+
+    def observe(self, link: LinkSnapshot) -> None:
+        """Take in the state of the link and the placement of weights: what `add` and `schedule` judge by from here.
+
+        Blocks at or beyond the border go to nobody; requests that hold some keep them.
+        """
+        self._link = link
+        self._kv.pool.set_limit(self._kv.pool.num_blocks if link.num_blocks is None else link.num_blocks)
 
     def add(self, group: tuple[RequestSpec, ...], now_s: float) -> Verdict:  # noqa: ARG002 - verdicts with a time come
         """Judge a group on arrival; unless refused, its choices are live from here.
@@ -87,7 +97,9 @@ class Scheduler:
         first = group[0]
         if first.group_id in self._groups or any(s.request_id in self._requests for s in group):
             raise ValueError(f"group {first.group_id!r} or one of its requests is live already")
-        verdict = self._admission.judge(group, self._queue, len(self._running), self._kv.pool.num_free_blocks)
+        verdict = self._admission.judge(
+            group, self._queue, len(self._running), self._kv.pool.num_free_blocks, self._link
+        )
         if verdict.kind is VerdictKind.REFUSE:
             return verdict
         slo = dataclasses.replace(first.slo, granted=verdict.granted)
@@ -110,13 +122,14 @@ class Scheduler:
         unique = dict.fromkeys(request_ids)
         return tuple(self._finish(self._requests[i], FinishReason.ABORT) for i in unique if i in self._requests)
 
-    def schedule(self, now_s: float, link: LinkSnapshot) -> SchedulerOutput:  # noqa: ARG002 - nothing streams yet
-        """Decide the next step.
+    def schedule(self, now_s: float, link: LinkSnapshot) -> SchedulerOutput:
+        """Decide the next step; `link` is observed first.
 
         Raises:
             RuntimeError: two steps are not updated.
         """
         self._steps.check_room()
+        self.observe(link)
         plan = StepPlan(
             self._next_step_id, now_s, self._config.max_num_batched_tokens, self._config.max_victims_per_step
         )
@@ -125,7 +138,7 @@ class Scheduler:
         self._make_room_for_head(plan)
         prefills = self._schedule_decodes(plan)
         self._schedule_prefills(prefills, plan)
-        output, step = plan.seal()
+        output, step = plan.seal(self._demand())
         self._steps.push(step)
         return output
 
@@ -261,6 +274,17 @@ class Scheduler:
         if partial is not None or head is not None:
             plan.explain("no_tokens")
 
+    def _demand(self) -> MemoryDemand:
+        waiting, pool = self._queue, self._kv.pool
+        num_seats = self._config.max_num_seqs - len(self._running)
+        classes = {r.spec.slo.granted for r in self._running}
+        classes.update(name for name, count in waiting.num_requests_by_class.items() if count)
+        return MemoryDemand(
+            pool.num_used_blocks + (waiting.num_blocks_of_first(num_seats) if waiting.num_requests else 0),
+            pool.num_used_beyond,
+            tuple(name for name in self._classes.names if name in classes),
+        )
+
     def _head(self) -> Request | None:
         """The first waiting request, past those whose leader still computes their prompt."""
         while (head := self._queue.head()) is not None:
@@ -329,6 +353,7 @@ class Scheduler:
             request.num_cached_tokens = leader.num_cached_tokens
             self._counters.prompt_tokens_shared += request.num_computed_tokens
         spec, slo_class = request.spec, self._classes.get(request.spec.slo.granted)
+        floor = self._link.floor(spec.slo.granted)
         plan.admissions.append(
             Admission(
                 spec.request_id,
@@ -336,6 +361,7 @@ class Scheduler:
                 request.num_cached_tokens,
                 spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - request.num_cached_tokens),
                 spec.slo.tpot_target_s(slo_class),
+                floor is not None and floor.is_best_effort,
             )
         )
 

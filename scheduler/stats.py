@@ -62,7 +62,7 @@ class SchedulerCounters:
             num_running=num_running,
             num_waiting=queue.num_requests,
             num_waiting_by_class=dict(queue.num_requests_by_class),
-            num_blocks=kv.pool.num_blocks,
+            num_blocks=kv.pool.limit,
             num_blocks_used=kv.pool.num_used_blocks,
             num_cached_blocks=kv.pool.num_cached_blocks,
             prompt_tokens_computed=self.prompt_tokens_computed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.output import Admission, BlockCopy, Expiry, ScheduledRequest, SchedulerOutput
+from scheduler.output import Admission, BlockCopy, Expiry, MemoryDemand, ScheduledRequest, SchedulerOutput
 from scheduler.request import Request
 from scheduler.steps_in_flight import InFlightStep, StepEntry
 
@@ -45,7 +45,7 @@ class StepPlan:
         """Note why something was not scheduled."""
         self._reasons[reason] = None
 
-    def seal(self) -> tuple[SchedulerOutput, InFlightStep]:
+    def seal(self, demand: MemoryDemand) -> tuple[SchedulerOutput, InFlightStep]:
         """The record for the runner, and what `update` needs to know of it."""
         output = SchedulerOutput(
             step_id=self.step_id,
@@ -55,6 +55,7 @@ class StepPlan:
             admissions=tuple(self.admissions),
             preempted=tuple(self.preempted),
             expired=tuple(self.expired),
+            demand=demand,
             reasons=tuple(self._reasons),
         )
         return output, InFlightStep(self.step_id, tuple(self._entries), [c.source for c in self._copies])

@@ -87,6 +87,12 @@ class WaitingQueue:
             return 1
         return self._num_blocks_for(request.num_tokens)
 
+    def num_blocks_of_first(self, num_requests: int) -> int:
+        """Blocks that the first of them need to start; parked ones come last and need one each."""
+        ready = self._ready[:num_requests]
+        num_parked = min(max(num_requests - len(ready), 0), self.num_requests - len(self._ready))
+        return sum(self.num_blocks_to_start(request) for _, request in ready) + num_parked
+
     def check(self, waiting: Iterable[Request]) -> None:
         """Assert that exactly `waiting` are here, in order, and that the sums are theirs."""
         here = [r for _, r in self._ready] + self.parked()

@@ -149,6 +149,8 @@ def refused_error(refused: GroupRefused) -> ApiError:
         return context_length_exceeded(refused.message)
     if refused.reason == RefusalReason.CLASS_QUEUE_FULL.value:
         return rate_limited(refused.message, refused.reason, refused.retry_after_s)
+    if refused.reason == RefusalReason.CLASS_CLOSED.value:
+        return ApiError(429, refused.message, kind="rate_limit_error", code=refused.reason, should_retry=False)
     if refused.reason == RefusalReason.DRAINING.value:
         return draining()
     return overloaded(refused.message, refused.reason, refused.retry_after_s)

@@ -72,6 +72,8 @@ class RequestRecord:
     ttft_target_s: float | None = None
     """The target in force in the granted class, as told to the client."""
     tpot_target_s: float | None = None
+    is_best_effort: bool = False
+    """The plan in force cannot meet the targets of the granted class."""
     end: End | None = None
     reason: str | None = None
     """Why it was refused, expired or failed; a short code."""
@@ -98,6 +100,7 @@ class RequestRecord:
         self.num_cached_tokens = message.num_cached_tokens
         self.ttft_target_s = message.ttft_target_s
         self.tpot_target_s = message.tpot_target_s
+        self.is_best_effort = message.is_best_effort
         if self.observer is not None:
             self.observer.on_admitted(self, now_s - self.arrival_s)
 

@@ -3,6 +3,7 @@
 `x-slo-class` is the class asked for, `x-slo-granted` the one it is served in; `x-slo-ttft-target-ms`,
 `x-slo-tpot-target-ms` and `x-slo-max-stall-ms` are the targets in force in the granted class, after the cached part of
 the prompt is known, which a client cannot know by itself. `x-slo-max-stall-ms` is absent where stalls are not judged.
+`x-slo-best-effort: 1` says that the granted class's targets cannot be met while weights are streamed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def promise_headers(record: RequestRecord, classes: SLOClasses) -> dict[str, str
     }
     if targets.max_stall_s is not None:
         headers["x-slo-max-stall-ms"] = _milliseconds(targets.max_stall_s)
+    if record.is_best_effort:
+        headers["x-slo-best-effort"] = "1"
     return headers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from scheduler.config import SchedulerConfig
-from scheduler.link import NO_LINK
+from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult, Verdict, VerdictKind
 from scheduler.request import FinishReason, RequestSpec
 from scheduler.scheduler import Scheduler
@@ -48,7 +48,21 @@ class SchedulerModel(SchedulerBooks):
         """Requests whose next result is an error."""
         self.retries: list[tuple[float, dict[str, Any]]] = []
         """Groups refused for want of room: when to come back, and what was asked for."""
+        self.link = NO_LINK
         self._num_groups = 0
+
+    def move_border(self, num_blocks: int | None) -> None:
+        """From the next step on only blocks below the border go out; None: all."""
+        self.link = NO_LINK if num_blocks is None else LinkSnapshot(num_blocks=min(num_blocks, self.num_blocks))
+
+    def _check_border(self, output: SchedulerOutput, used_before: set[int]) -> None:
+        """Beyond the border only what is used already may be shared."""
+        border = self.num_blocks if self.link.num_blocks is None else self.link.num_blocks
+        for scheduled in output.scheduled:
+            assert all(b < border or b in used_before for b in scheduled.new_block_ids), "a block beyond the border"
+        if not self.steps:
+            used = {b for table in self._tables.values() for b in table if b >= border}
+            assert output.demand.num_blocks_beyond == len(used)
 
     def _both(self, call: Callable[[Scheduler], T]) -> T:
         first, second = call(self.scheduler), call(self._twin)
@@ -124,19 +138,22 @@ class SchedulerModel(SchedulerBooks):
     def schedule(self) -> SchedulerOutput:
         """Schedule one step and check it; it stays in flight."""
         before = {i: s for i, s in self.live.items() if i in self._tables}
-        output = self._both(lambda s: s.schedule(self.now_s, NO_LINK))
+        used_before = {b for table in self._tables.values() for b in table}
+        used_before |= {b for step in self.steps for part in step.parts for b in part.table}
+        output = self._both(lambda s: s.schedule(self.now_s, self.link))
         self._check_expired(output)
         self._check_preempted(output, before)
         starts = self._apply(output)
         self._check_starts(output, starts)
         self._check_protected(output)
+        self._check_border(output, used_before)
         self.steps.append(
             Step(
                 output,
                 tuple(Part(s, self.live[s.request_id], tuple(self._tables[s.request_id])) for s in output.scheduled),
             )
         )
-        if len(self.steps) == 1 and self.live:
+        if len(self.steps) == 1 and self.live and self.link.num_blocks is None:
             assert output.scheduled, f"nothing is scheduled, {len(self.live)} requests are live: {output.reasons}"
         return output
 
@@ -197,6 +214,7 @@ class SchedulerModel(SchedulerBooks):
 
     def drain(self) -> None:
         """Run to the end; every step computes something, and recomputation is bounded, so it comes."""
+        self.move_border(None)
         while self.steps:
             self.update()
         kv_tokens = sum(s.spec.num_prompt_tokens + s.spec.max_tokens for s in self.live.values())

@@ -11,7 +11,10 @@ from scheduler.block_pool import BlockPool, OutOfBlocks, ReleasePreview
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Model: references per block, hash per block, free blocks without a prefix, free cached ones oldest first."""
+    """Model: references per block, hash per block, free blocks without a prefix, free cached ones oldest first.
+
+    Free blocks at or beyond the limit are in neither list.
+    """
 
     @initialize(num_blocks=st.integers(1, 8))
     def make(self, num_blocks):
@@ -20,6 +23,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.hash_of: dict[int, bytes] = {}
         self.plain = set(range(num_blocks))
         self.cached: list[int] = []
+        self.limit = num_blocks
 
     @property
     def used(self):
@@ -56,12 +60,15 @@ class BlockPoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(self.used))
         preview = ReleasePreview(self.pool)
         num_drops = data.draw(st.integers(1, self.references[block]))
-        assert preview.drop([block] * num_drops) == (num_drops == self.references[block])
+        is_freed = num_drops == self.references[block] and block < self.limit
+        assert preview.drop([block] * num_drops) == is_freed
         assert ReleasePreview(self.pool, keep=(block,)).drop([block] * num_drops) == 0
         self.pool.release([block] * num_drops)
         self.references[block] -= num_drops
         if self.references[block] == 0:
-            if block in self.hash_of:
+            if block >= self.limit:
+                self.hash_of.pop(block, None)
+            elif block in self.hash_of:
                 self.cached.append(block)
             else:
                 self.plain.add(block)
@@ -78,6 +85,20 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.pool.register(block, block_hash) == is_new
         if is_new:
             self.hash_of[block] = block_hash
+
+    @rule(data=st.data())
+    def move_border(self, data):
+        num_blocks = len(self.references)
+        self.limit = data.draw(st.integers(1, num_blocks))
+        self.pool.set_limit(self.limit)
+        for block in [b for b in self.cached if b >= self.limit]:
+            self.cached.remove(block)
+            del self.hash_of[block]
+        free = {b for b, count in self.references.items() if count == 0 and b < self.limit}
+        self.plain = free - set(self.cached)
+        for wrong in (0, num_blocks + 1):
+            with pytest.raises(ValueError, match=f"the limit is {wrong}"):
+                self.pool.set_limit(wrong)
 
     @precondition(lambda self: self.plain)
     @rule(data=st.data())
@@ -97,6 +118,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert all(self.pool.num_references(b) == count for b, count in self.references.items())
         assert self.pool.num_free_blocks == len(self.plain) + len(self.cached)
         assert self.pool.num_used_blocks == len(self.used)
+        assert self.pool.num_used_beyond == sum(b >= self.limit for b in self.used)
         assert self.pool.num_cached_blocks == len(self.cached)
         found = {h: self.pool.lookup(h) for h in (b"a", b"b", b"c", b"d", b"e")}
         assert {h: b for h, b in found.items() if b is not None} == {h: b for b, h in self.hash_of.items()}

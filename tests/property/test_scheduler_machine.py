@@ -40,6 +40,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.model = SchedulerModel(config, small_classes(), num_blocks, num_blocks * block_size + 1)
 
+    @rule(num_blocks=st.one_of(st.none(), st.integers(1, 14)))
+    def move_border(self, num_blocks):
+        """Layers come to or leave the device; what lies beyond the border is used up, not taken away."""
+        self.model.move_border(num_blocks)
+
     @rule(
         data=st.data(),
         num_prompts=st.sampled_from([1, 1, 1, 2]),

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.admission import MAX_RETRY_S, MIN_RETRY_S, AdmissionControl
 from scheduler.config import SchedulerConfig
+from scheduler.link import NO_LINK, ClassFloor, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
 from scheduler.request import RequestSpec
 from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClasses
@@ -31,8 +32,10 @@ class Desk:
     def wait(self, name: str, num_prompt_tokens: int, max_tokens: int, slo_class: str = "standard") -> None:
         self.queue.push(make_request(name, num_prompt_tokens, max_tokens, slo_class=slo_class))
 
-    def judge(self, *group: RequestSpec, num_running: int = 2, num_free_blocks: int = 0) -> Verdict:
-        return self.control.judge(group, self.queue, num_running, num_free_blocks)
+    def judge(
+        self, *group: RequestSpec, num_running: int = 2, num_free_blocks: int = 0, link: LinkSnapshot = NO_LINK
+    ) -> Verdict:
+        return self.control.judge(group, self.queue, num_running, num_free_blocks, link)
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 20, 40])
@@ -159,3 +162,41 @@ def test_retry_after_is_the_time_to_work_off_what_waits_ahead(tokens_per_s: floa
     verdict = desk.judge(make_spec("d", 10, 1, slo_class="realtime"))
     assert verdict.reason is RefusalReason.CLASS_QUEUE_FULL
     assert verdict.retry_after_s == pytest.approx(expected_s)
+
+
+def closed(*names: str, best_effort: str = "standard") -> LinkSnapshot:
+    floors = [ClassFloor(name, is_open=False, ttft_s=2.0, tpot_s=0.084) for name in names]
+    return LinkSnapshot(classes=(*floors, ClassFloor(best_effort, is_best_effort=True, tpot_s=0.084)))
+
+
+def test_a_closed_class_is_refused_with_its_floor_and_not_to_be_retried() -> None:
+    verdict = Desk().judge(
+        make_spec("a", 4, 4, slo=SLO("realtime", "realtime")), num_free_blocks=9, link=closed("realtime")
+    )
+    assert verdict.kind is VerdictKind.REFUSE
+    assert verdict.reason is RefusalReason.CLASS_CLOSED
+    assert verdict.retry_after_s is None
+    for part in ("'realtime' is closed", "84 ms", "targets 30 ms", "another class"):
+        assert part in verdict.message
+
+
+@pytest.mark.parametrize("consents", [True, False])
+def test_a_closed_class_degrades_by_consent(consents: bool) -> None:
+    spec = make_spec("a", 4, 4, slo=SLO("interactive", "interactive", may_degrade=consents))
+    verdict = Desk().judge(spec, num_free_blocks=9, link=closed("realtime", "interactive"))
+    if consents:
+        assert (verdict.kind, verdict.granted) == (VerdictKind.DEGRADE, "standard")
+    else:
+        assert verdict.reason is RefusalReason.CLASS_CLOSED
+        assert "x-slo-degrade" in verdict.message
+
+
+def test_a_closed_class_does_not_degrade_to_a_closed_one() -> None:
+    spec = make_spec("a", 4, 4, slo=SLO("interactive", "interactive", may_degrade=True))
+    verdict = Desk().judge(spec, num_free_blocks=9, link=closed("interactive", "standard"))
+    assert verdict.reason is RefusalReason.CLASS_CLOSED
+
+
+def test_a_class_of_best_effort_is_served() -> None:
+    verdict = Desk().judge(make_spec("a", 4, 4), num_running=0, num_free_blocks=9, link=closed("realtime"))
+    assert verdict.kind is VerdictKind.ADMIT
