@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from offload.errors import OffloadError
 from offload.transfer import Direction, Transfer, TransferClass
@@ -113,6 +113,13 @@ class TransferHandle:
                 f"the {transfer.direction} copy of {transfer.num_bytes:,} bytes of {transfer.transfer_class} failed: "
                 f"{self._failed}"
             ) from self._failed
+
+    def order(self, stream: Any = None, timeout_s: float | None = None) -> None:  # noqa: ARG002 - of accelerators
+        """What is given to `stream` from now on sees the bytes. Blocks the caller no longer than that takes.
+
+        Without streams this is `wait`. Raises as `wait` does, for failures known by then.
+        """
+        self.wait(timeout_s)
 
     def wait_event(self, timeout_s: float | None) -> bool:
         """For links: block on the event of this handle alone; whether it is done."""

@@ -1,0 +1,125 @@
+"""How fast one direction of the link is, from the slices that it has carried."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+MIN_MEASURED_BYTES = 128 * 1024
+"""Of a smaller slice the fixed cost of a copy is measured, not the bandwidth."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BandwidthRules:
+    """When a measurement counts, and how many make a fact.
+
+    Slices are gathered into samples of at least `sample_s` of a busy link: a plan is about the bytes of a step, and
+    half a millisecond of one slice is mostly jitter of the system. Percentiles are over the last
+    `num_window_samples`, and of the initial value until there are `num_first_samples`. After `num_late_slices` in a row
+    that took `late_factor` times what was expected, the bandwidth is at once what these had (a catch-up after a hiccup
+    of the system ends the row). It stays at most that until 95 % of the window has been `recovery_factor` times as fast
+    for `recovery_s`, so that a link that comes and goes does not make plans come and go.
+    """
+
+    sample_s: float = 20e-3
+    num_window_samples: int = 64
+    num_first_samples: int = 4
+    late_factor: float = 1.25
+    num_late_slices: int = 8
+    recovery_factor: float = 1.05
+    recovery_s: float = 2.0
+
+
+class BandwidthEstimate:
+    """The median and the 5th percentile of the bandwidth of one direction, in bytes per second.
+
+    Seconds given to it are those that the slice would have taken with the other direction idle.
+    """
+
+    def __init__(self, initial_bytes_per_s: float, rules: BandwidthRules) -> None:
+        assert initial_bytes_per_s > 0
+        self._rules = rules
+        self._nominal_p50 = self._nominal_p5 = initial_bytes_per_s  # of the window, or the initial value
+        self._window: deque[float] = deque(maxlen=rules.num_window_samples)
+        self._sample_bytes = 0
+        self._sample_s = 0.0
+        self._num_late = 0
+        self._late_bytes = 0
+        self._late_s = 0.0
+        self._ceiling: float | None = None
+        self._fast_since_s: float | None = None
+        self.num_drops = 0
+
+    @property
+    def p50_bytes_per_s(self) -> float:
+        return self._nominal_p50 if self._ceiling is None else min(self._nominal_p50, self._ceiling)
+
+    @property
+    def p5_bytes_per_s(self) -> float:
+        return self._nominal_p5 if self._ceiling is None else min(self._nominal_p5, self._ceiling)
+
+    @property
+    def is_derated(self) -> bool:
+        """Whether a drop was seen that the link has not recovered from."""
+        return self._ceiling is not None
+
+    def is_late(self, num_bytes: int, seconds: float) -> bool:
+        """Whether a slice took notably longer than its bytes should. Slices that measure nothing are never late."""
+        if num_bytes < MIN_MEASURED_BYTES:
+            return False
+        return seconds * self.p50_bytes_per_s > self._rules.late_factor * num_bytes
+
+    def add(self, num_bytes: int, seconds: float, now_s: float) -> bool:
+        """Take in a finished slice; whether it was late."""
+        if num_bytes < MIN_MEASURED_BYTES or seconds <= 0.0:
+            return False
+        is_late = self.is_late(num_bytes, seconds)
+        if is_late:
+            self._num_late += 1
+            self._late_bytes += num_bytes
+            self._late_s += seconds
+            if self._num_late >= self._rules.num_late_slices:
+                self._drop(self._late_bytes / self._late_s)
+                return True
+        elif self._num_late:
+            self._forget_late()
+        self._sample_bytes += num_bytes
+        self._sample_s += seconds
+        if self._sample_s >= self._rules.sample_s:
+            self._add_sample(self._sample_bytes / self._sample_s, now_s)
+            self._sample_bytes, self._sample_s = 0, 0.0
+        return is_late
+
+    def check(self) -> None:
+        """Assert that the percentiles are in order and the row of late slices is short of a drop."""
+        assert 0 < self.p5_bytes_per_s <= self.p50_bytes_per_s, (self.p5_bytes_per_s, self.p50_bytes_per_s)
+        assert 0 <= self._num_late < self._rules.num_late_slices
+        assert self._sample_s < self._rules.sample_s
+        assert self._fast_since_s is None or self._ceiling is not None
+
+    def _drop(self, bytes_per_s: float) -> None:
+        self.num_drops += 1
+        self._ceiling = self._nominal_p50 = self._nominal_p5 = bytes_per_s
+        self._fast_since_s = None
+        self._window.clear()
+        self._sample_bytes, self._sample_s = 0, 0.0
+        self._forget_late()
+
+    def _forget_late(self) -> None:
+        self._num_late, self._late_bytes, self._late_s = 0, 0, 0.0
+
+    def _add_sample(self, bytes_per_s: float, now_s: float) -> None:
+        self._window.append(bytes_per_s)
+        if len(self._window) < self._rules.num_first_samples:
+            return
+        ordered = sorted(self._window)
+        self._nominal_p50 = ordered[len(ordered) // 2]
+        self._nominal_p5 = ordered[len(ordered) // 20]
+        if self._ceiling is None:
+            return
+        if self._nominal_p5 < self._rules.recovery_factor * self._ceiling:
+            self._fast_since_s = None
+        elif self._fast_since_s is None:
+            self._fast_since_s = now_s
+        elif now_s - self._fast_since_s >= self._rules.recovery_s:
+            self._ceiling = self._fast_since_s = None
