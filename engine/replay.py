@@ -34,6 +34,7 @@ class _Replay:
 
     def schedule(self, frame: ScheduleFrame) -> SchedulerOutput:
         """Raises ReplayMismatch: a verdict, an abort or the step differs."""
+        self._scheduler.observe(frame.link)
         for action in frame.actions:
             if isinstance(action, AddAction):
                 if self._scheduler.add(action.specs, action.now_s) != action.verdict:

@@ -4,8 +4,8 @@ A block is used (one or more references) or free; a free block may still hold a 
 revives it. Free blocks without a prefix go out first, lowest id first (the border of the arena is at the high ids);
 cached ones go out last, the longest unused first.
 
-Where weights are streamed, the border of the arena moves: blocks at or beyond `limit` are not handed out, and are out of
-the pool as soon as nobody uses them.
+Where weights are streamed, the border of the arena moves: blocks at or beyond `limit` are not handed out, and are out
+of the pool as soon as nobody uses them.
 """
 
 from __future__ import annotations
