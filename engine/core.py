@@ -11,10 +11,11 @@ from engine.event_log import AbortAction, Action, AddAction, EventLog
 from engine.live_group import LiveChoice, LiveGroup, build_group
 from engine.messages import AbortChoices, AddGroup, GroupAdmitted, GroupRefused, StepOutputs, StepStats
 from engine.model_runner_output import ModelRunnerOutput, RequestOutput
+from engine.offload_manager import NoOffload, OffloadManager
 from engine.pending_delta import PendingDelta
 from engine.runner import Clock, Runner
 from engine.stats import step_stats
-from scheduler.link import NO_LINK
+from scheduler.link import LinkSnapshot
 from scheduler.output import (
     Expiry,
     FinishedRequest,
@@ -75,13 +76,19 @@ class EngineCore:
         block_size: int,
         eos_token_ids: frozenset[int],
         event_log: EventLog | None = None,
+        offload: OffloadManager | None = None,
     ) -> None:
+        """
+        Args:
+            offload: of the runner's weights; None: all of them are on the device.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._block_size = block_size
         self._eos_token_ids = eos_token_ids
         self._event_log = event_log
+        self._offload = NoOffload() if offload is None else offload
         self._groups: dict[str, LiveGroup] = {}
         self._choices: dict[str, LiveChoice] = {}
         self._num_dropped_tokens = 0
@@ -95,12 +102,12 @@ class EngineCore:
 
     def wait_s(self) -> float | None:
         """How long the next turn may wait for a message; None: until one comes; 0: there is work."""
-        if not self._scheduler.has_work():
-            return None
-        if not self._is_stuck:
+        if self._scheduler.has_work() and not self._is_stuck:
             return 0.0
-        wakeup_s = self._scheduler.next_wakeup_s()
-        return None if wakeup_s is None else max(wakeup_s - self._clock.now_s(), 0.0)
+        waits_s = [self._offload.wakeup_s()]
+        if self._scheduler.has_work() and (wakeup_s := self._scheduler.next_wakeup_s()) is not None:
+            waits_s.append(max(wakeup_s - self._clock.now_s(), 0.0))
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
     def turn(self, messages: Iterable[AddGroup | AbortChoices], sent_s: float = 0.0) -> StepOutputs:
         """One turn of the loop.
@@ -111,13 +118,16 @@ class EngineCore:
         """
         now_s = self._clock.now_s()
         report = _TurnReport()
+        link = self._offload.snapshot()
+        self._scheduler.observe(link)
         for message in messages:
             if isinstance(message, AddGroup):
                 self._add(message, now_s, report)
             else:
                 self._abort(message, now_s, report)
-        output = self._schedule(now_s, report)
+        output = self._schedule(now_s, link, report)
         execute_s = self._clock.now_s()
+        self._offload.begin(output, now_s)
         computed = self._execute(output) if output.scheduled else None
         update_s = self._clock.now_s()
         self._update(output, computed, update_s, report)
@@ -128,6 +138,7 @@ class EngineCore:
             step_s=step_s,
             overhead_s=step_s - (update_s - execute_s),
             num_dropped_tokens=self._num_dropped_tokens,
+            offload=self._offload.stats(),
         )
         return report.message(stats)
 
@@ -187,10 +198,10 @@ class EngineCore:
             self._num_dropped_tokens += max(choice.sequence.num_output_tokens - kept, 0)
         self._finish(finished, report)
 
-    def _schedule(self, now_s: float, report: _TurnReport) -> SchedulerOutput:
-        output = self._scheduler.schedule(now_s, NO_LINK)
+    def _schedule(self, now_s: float, link: LinkSnapshot, report: _TurnReport) -> SchedulerOutput:
+        output = self._scheduler.schedule(now_s, link)
         if self._event_log is not None:
-            self._event_log.scheduled(tuple(report.actions), NO_LINK, now_s, output)
+            self._event_log.scheduled(tuple(report.actions), link, now_s, output)
         self._is_stuck = not (output.scheduled or output.preempted or output.expired)
         for admission in output.admissions:
             choice = self._choices[admission.request_id]
@@ -223,7 +234,10 @@ class EngineCore:
                 if not choice.is_in_runner:
                     self._runner.add(choice.sequence)
                     choice.is_in_runner = True
-            computed = self._runner.execute(output)
+            try:
+                computed = self._runner.execute(output)
+            finally:
+                self._offload.end()
             _check_computed(output, computed)
         except Exception:  # the loop's outermost: whatever the runner raises ends this step only
             request_ids = ", ".join(scheduled.request_id for scheduled in output.scheduled)

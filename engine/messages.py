@@ -132,6 +132,59 @@ class GroupRefused(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
 
 
+class ClassFloorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan in force can promise a latency class."""
+
+    name: str
+    is_open: bool
+    is_best_effort: bool
+    floor_ttft_s: float
+    """The fastest that this memory allows."""
+    floor_tpot_s: float
+    max_streamed_layers: int | None
+    """The most at which its targets are met; None: they are not."""
+
+
+class LinkDirectionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of the link; dictionaries by class of transfer, since it was opened."""
+
+    p50_bytes_per_s: float
+    p5_bytes_per_s: float
+    is_derated: bool
+    num_drops: int
+    num_bytes: dict[str, int]
+    busy_s: dict[str, float]
+    num_late_slices: dict[str, int]
+    num_failed: dict[str, int]
+
+
+class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Streamed weights: gauges of now and totals since the engine started."""
+
+    num_layers: int
+    num_streamed_layers: int
+    num_slots: int
+    num_steps: int
+    num_weight_bytes: int
+    """Of the loads that steps used."""
+    num_loads: int
+    hidden_s: float
+    """Copying under computation."""
+    exposed_s: float
+    """Computation waiting for copies."""
+    num_raised: int
+    """Layers that went to the host."""
+    num_lowered: int
+    """Layers that came back."""
+    num_replans: int
+    h2d: LinkDirectionStats
+    d2h: LinkDirectionStats
+    ledger: dict[str, int]
+    """Device memory by owner, in bytes; adds up to the cap."""
+    host_bytes: int
+    classes: tuple[ClassFloorStats, ...]
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges after a step and counters since the engine started."""
 
@@ -158,6 +211,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_queries: int
     prefix_cache_hits: int
     """Both in tokens."""
+    offload: OffloadStats | None = None
+    """None where nothing is ever streamed."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from engine.messages import StepStats
+from engine.messages import OffloadStats, StepStats
 from scheduler.output import SchedulerOutput
 from scheduler.stats import SchedulerStats
 
@@ -12,7 +12,13 @@ logger = logging.getLogger(__name__)
 
 
 def step_stats(
-    output: SchedulerOutput, scheduler: SchedulerStats, *, step_s: float, overhead_s: float, num_dropped_tokens: int
+    output: SchedulerOutput,
+    scheduler: SchedulerStats,
+    *,
+    step_s: float,
+    overhead_s: float,
+    num_dropped_tokens: int,
+    offload: OffloadStats | None = None,
 ) -> StepStats:
     """The record of a step that just ended.
 
@@ -38,6 +44,7 @@ def step_stats(
         num_preemptions=scheduler.num_preemptions,
         prefix_cache_queries=scheduler.prefix_cache_queries,
         prefix_cache_hits=scheduler.prefix_cache_hits,
+        offload=offload,
     )
 
 

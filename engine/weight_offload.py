@@ -1,0 +1,257 @@
+"""Streams the weights of a runner by a plan, and changes how many layers are streamed by need and by the link."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from engine.device_weights import DeviceWeights
+from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats
+from offload.arena import Arena
+from offload.link import DirectionStatus, Link, LinkStatus
+from offload.plan import ClassPlan, OffloadPlan
+from offload.residency_controller import ResidencyController, ResidencyNeed
+from offload.transfer import Direction, TransferClass
+from scheduler.link import ClassFloor, LinkDirection, LinkSnapshot
+from scheduler.output import MemoryDemand, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+MOVING_WAKEUP_S = 0.02
+"""How soon an idle loop looks again while a layer is on its way back."""
+IDLE_WAKEUP_S = 0.25
+"""And while fewer layers may be streamed before long."""
+REPLAN_SHARE = 0.1
+"""By how much the bandwidth must differ from the plan's for another plan."""
+
+Replan = Callable[[float], OffloadPlan]
+"""The plan of the same placement at another bandwidth (5th percentile, bytes per second)."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Totals:
+    """Since the engine started."""
+
+    num_steps: int = 0
+    weight_bytes: int = 0
+    num_loads: int = 0
+    hidden_s: float = 0.0
+    exposed_s: float = 0.0
+    num_raised: int = 0
+    num_lowered: int = 0
+    num_replans: int = 0
+
+
+class WeightOffload:
+    """Streams weights by a plan, and changes k by need.
+
+    A layer comes back in three moves, each at a step boundary: from the next step on no block of its place is handed
+    out (the fence), once none is used its copy starts, and once that has arrived the layer is resident.
+    """
+
+    def __init__(self, weights: DeviceWeights, arena: Arena, link: Link, plan: OffloadPlan, replan: Replan) -> None:
+        self._weights = weights
+        self._arena = arena
+        self._link = link
+        self._plan = plan
+        self._replan = replan
+        self._planned_bytes_per_s = link.snapshot().h2d.p5_bytes_per_s
+        self._controller = ResidencyController(plan)
+        self._fence: int | None = None
+        """The k to come down to once no block stands in its way."""
+        self._is_in_step = False
+        self._totals = _Totals()
+
+    @property
+    def plan(self) -> OffloadPlan:
+        return self._plan
+
+    def snapshot(self) -> LinkSnapshot:
+        """As `OffloadManager` says."""
+        status = self._link.snapshot()
+        weights, fence = self._weights, self._fence
+        num_layers = len(self._plan.unit_bytes)
+        return LinkSnapshot(
+            h2d=_direction(status.h2d),
+            d2h=_direction(status.d2h),
+            coupling=status.coupling,
+            kv_link_share=status.kv_link_share,
+            num_resident_layers=num_layers - weights.num_streamed,
+            num_streamed_layers=weights.num_streamed,
+            num_blocks=weights.num_kv_blocks if fence is None else weights.kv_blocks_at(fence),
+            classes=tuple(map(_floor, self._plan.classes)),
+        )
+
+    def begin(self, output: SchedulerOutput, now_s: float) -> None:
+        """As `OffloadManager` says."""
+        self._follow_link()
+        self._follow_need(output.demand, now_s)
+        if not output.scheduled:
+            return
+        budget_s = self._plan.predicted_step_s if output.budget_s is None else output.budget_s
+        self._weights.begin_step(self._link.now_s() + budget_s)
+        self._is_in_step = True
+
+    def end(self) -> None:
+        """As `OffloadManager` says."""
+        if not self._is_in_step:
+            return
+        self._is_in_step = False
+        transfers, totals = self._weights.end_step(), self._totals
+        totals.num_steps += 1
+        totals.weight_bytes += transfers.num_bytes
+        totals.num_loads += transfers.num_loads
+        totals.hidden_s += transfers.hidden_s
+        totals.exposed_s += transfers.exposed_s
+
+    def wakeup_s(self) -> float | None:
+        """As `OffloadManager` says."""
+        if self._weights.is_moving or self._fence is not None:
+            return MOVING_WAKEUP_S
+        return IDLE_WAKEUP_S if self._weights.num_streamed > self._plan.min_streamed_layers else None
+
+    def stats(self) -> OffloadStats:
+        """As `OffloadManager` says."""
+        status, totals, plan = self._link.snapshot(), self._totals, self._plan
+        return OffloadStats(
+            num_layers=len(plan.unit_bytes),
+            num_streamed_layers=self._weights.num_streamed,
+            num_slots=plan.num_slots,
+            num_steps=totals.num_steps,
+            num_weight_bytes=totals.weight_bytes,
+            num_loads=totals.num_loads,
+            hidden_s=totals.hidden_s,
+            exposed_s=totals.exposed_s,
+            num_raised=totals.num_raised,
+            num_lowered=totals.num_lowered,
+            num_replans=totals.num_replans,
+            h2d=_link_stats(status, Direction.H2D),
+            d2h=_link_stats(status, Direction.D2H),
+            ledger=dict(self._arena.ledger()),
+            host_bytes=self._weights.host_bytes,
+            classes=tuple(map(_floor_stats, plan.classes)),
+        )
+
+    def check(self) -> None:
+        """Assert that the border and the fence agree with the weights."""
+        self._weights.check()
+        assert self._fence is None or self._fence == self._weights.num_streamed - 1
+        plan = self._plan
+        assert plan.min_streamed_layers <= self._weights.num_streamed <= plan.max_streamed_layers
+
+    def _follow_link(self) -> None:
+        """Where the link is not what the plan was made for, judge the classes anew."""
+        bytes_per_s = self._link.snapshot().h2d.p5_bytes_per_s
+        if abs(bytes_per_s / self._planned_bytes_per_s - 1.0) <= REPLAN_SHARE:
+            return
+        before = self._plan
+        self._plan = self._replan(bytes_per_s)
+        self._controller.adopt(self._plan)
+        self._totals.num_replans += 1
+        logger.warning(
+            "the link carries %.3f GB/s where %.3f were planned with: %s",
+            bytes_per_s / 1e9,
+            self._planned_bytes_per_s / 1e9,
+            _describe_change(before, self._plan),
+        )
+        self._planned_bytes_per_s = bytes_per_s
+
+    def _follow_need(self, demand: MemoryDemand, now_s: float) -> None:
+        weights = self._weights
+        if weights.is_moving:
+            weights.set_streamed(weights.num_streamed - 1)  # takes note of a copy that has arrived
+            if weights.is_moving:
+                return
+        need = ResidencyNeed(demand.num_wanted_blocks, demand.classes)
+        change = self._controller.decide(weights.num_streamed, need, now_s)
+        if change is not None and change.streamed_layers > weights.num_streamed:
+            self._fence = None
+            self._go_to(change.streamed_layers, change.reason)
+        elif change is not None:
+            self._fence = change.streamed_layers
+        elif self._fence is not None and self._is_needed(need):
+            self._fence = None
+        elif self._fence is not None and demand.num_blocks_beyond == 0:
+            fence, self._fence = self._fence, None
+            self._go_to(fence, "border clear")
+
+    def _is_needed(self, need: ResidencyNeed) -> bool:
+        """Whether coming down would leave too little memory by now."""
+        assert self._fence is not None
+        return need.num_blocks > self._weights.kv_blocks_at(self._fence)
+
+    def _go_to(self, streamed_layers: int, reason: str) -> None:
+        before = self._weights.num_streamed
+        self._weights.set_streamed(streamed_layers)
+        if streamed_layers > before:
+            self._totals.num_raised += streamed_layers - before
+        else:
+            self._totals.num_lowered += before - streamed_layers
+        logger.info(
+            "streaming %d layers instead of %d (%s): room for %d KV blocks",
+            streamed_layers,
+            before,
+            reason,
+            self._weights.kv_blocks_at(streamed_layers),
+        )
+
+
+def _direction(status: DirectionStatus) -> LinkDirection:
+    queued = status.queued_bytes
+    return LinkDirection(
+        status.p50_bytes_per_s,
+        status.p5_bytes_per_s,
+        queued.get(TransferClass.WEIGHTS, 0),
+        queued.get(TransferClass.KV_LOAD, 0),
+        queued.get(TransferClass.KV_STORE, 0),
+        queued.get(TransferClass.BACKGROUND, 0),
+    )
+
+
+def _floor(plan: ClassPlan) -> ClassFloor:
+    return ClassFloor(
+        plan.name, plan.is_open, plan.is_best_effort, plan.floor_ttft_s, plan.floor_tpot_s, plan.max_streamed_layers
+    )
+
+
+def _floor_stats(plan: ClassPlan) -> ClassFloorStats:
+    return ClassFloorStats(
+        name=plan.name,
+        is_open=plan.is_open,
+        is_best_effort=plan.is_best_effort,
+        floor_ttft_s=plan.floor_ttft_s,
+        floor_tpot_s=plan.floor_tpot_s,
+        max_streamed_layers=plan.max_streamed_layers,
+    )
+
+
+def _link_stats(status: LinkStatus, direction: Direction) -> LinkDirectionStats:
+    one = status.of(direction)
+    return LinkDirectionStats(
+        p50_bytes_per_s=one.p50_bytes_per_s,
+        p5_bytes_per_s=one.p5_bytes_per_s,
+        is_derated=one.is_derated,
+        num_drops=one.num_drops,
+        num_bytes={kind.value: totals.num_bytes for kind, totals in one.totals.items()},
+        busy_s={kind.value: totals.busy_s for kind, totals in one.totals.items()},
+        num_late_slices={kind.value: totals.num_late_slices for kind, totals in one.totals.items()},
+        num_failed={kind.value: totals.num_failed for kind, totals in one.totals.items()},
+    )
+
+
+def _describe_change(before: OffloadPlan, after: OffloadPlan) -> str:
+    """Which classes open or close."""
+    was = {plan.name: plan for plan in before.classes}
+    parts = [
+        f"class {plan.name} is now {_state(plan)} (was {_state(was[plan.name])}): {plan.explanation}"
+        for plan in after.classes
+        if _state(plan) != _state(was[plan.name])
+    ]
+    return "; ".join(parts) or "every class stays as it was"
+
+
+def _state(plan: ClassPlan) -> str:
+    if plan.is_best_effort:
+        return "best effort"
+    return "open" if plan.is_open else "closed"
