@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from offload.host_memory import allocate_host
 from kernels.attention.base import cache_shape
@@ -50,12 +51,39 @@ def num_blocks_for(config: KVShape, dtype: torch.dtype, block_size: int, memory_
 
 
 class KVCache:
-    """Owns the region [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; the decoder writes its slots."""
+    """Owns the blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; the decoder writes their slots.
 
-    def __init__(self, config: KVShape, dtype: torch.dtype, num_blocks: int, block_size: int) -> None:
+    Over memory that is shared with weights, blocks from the border on are the weights' for now.
+    """
+
+    def __init__(
+        self, config: KVShape, dtype: torch.dtype, num_blocks: int, block_size: int, memory: Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            num_blocks: the most there can be; all of them are in force at first.
+            memory: for `num_blocks`, [n] uint8; None: of its own.
+        """
         shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim)
+        num_bytes = shape.numel() * dtype.itemsize
         # Zeros: a masked key may still be multiplied by 0, so it must be finite.
-        self.region = allocate_host(shape.numel() * dtype.itemsize).view(dtype).view(shape)
+        memory = allocate_host(num_bytes) if memory is None else memory[:num_bytes]
+        self._blocks = memory.view(dtype).view(shape)
+        self.region = self._blocks
+        """The blocks in force; another tensor each time that the border moves."""
+
+    def set_border(self, num_blocks: int) -> None:
+        """Between steps: only blocks below `num_blocks` exist from now on. What weights left in new ones is cleared.
+
+        Raises:
+            ValueError: there never are so many.
+        """
+        if not 0 <= num_blocks <= len(self._blocks):
+            raise ValueError(f"{num_blocks} KV blocks in force, there is memory for 0 to {len(self._blocks)}")
+        if num_blocks == len(self.region):
+            return
+        self._blocks[len(self.region) : num_blocks].zero_()
+        self.region = self._blocks[:num_blocks]
 
     @property
     def num_bytes(self) -> int:

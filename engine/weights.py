@@ -19,10 +19,11 @@ from engine.model_config import ModelConfig
 from engine.model_error import ModelFileError, some_names
 from engine.models.architectures import gguf_architecture, hf_architecture
 from engine.models.decoder import Decoder
-from engine.models.decoder_weights import DecoderFormats, DecoderWeights, allocate_weights, parameters
+from engine.models.decoder_weights import DecoderFormats, DecoderWeights, make_weights, parameters, weight_sizes
 from engine.models.native_decoder import NativeDecoder
 from engine.models.tensor_names import TensorNames
 from engine.models.weight_formats import FormatChoice, Quantize
+from engine.models.weights_placement import HostPlacement, WeightSizes, WeightsPlacement
 from engine.safetensors_file import SafetensorsFile
 from engine.safetensors_index import INDEX_NAME
 from engine.sharded_safetensors import ShardedSafetensors
@@ -52,6 +53,7 @@ def load_model(
     batch_invariant: bool = False,
     library: NativeLibrary | None = None,
     quantize: Quantize | None = None,
+    place: Callable[[ModelConfig, WeightSizes], WeightsPlacement] = lambda _, sizes: HostPlacement(sizes),
 ) -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and model.safetensors, or several such files and their index.
 
@@ -62,6 +64,7 @@ def load_model(
         batch_invariant: see `Decoder`; a decoder on native kernels always is.
         library: of native kernels; None: PyTorch's operators.
         quantize: see `FormatChoice`.
+        place: gives the weights' memory once the file's header has told their sizes; what it raises passes through.
 
     Raises:
         ModelFileError: a file is missing, damaged or not what the configuration says.
@@ -72,13 +75,16 @@ def load_model(
     with contextlib.ExitStack() as opened:
         source, config, names = _open(Path(path), opened)
         _check_names(source, config, names)
-        weights = allocate_weights(config, choice.formats(config, source, names))
+        formats = choice.formats(config, source, names)
+        placement = place(config, weight_sizes(config, formats))
+        weights = make_weights(config, formats, placement)
         _fill(weights, TensorCopier(source, names, config.head_dim, library), progress)
+    access = placement.loaded()
     decoder: Decoder | NativeDecoder
     if library is None:
-        decoder = Decoder(config, weights, torch_dtype, batch_invariant=batch_invariant)
+        decoder = Decoder(config, weights, torch_dtype, batch_invariant=batch_invariant, access=access)
     else:
-        decoder = NativeDecoder(config, weights, torch_dtype, library)
+        decoder = NativeDecoder(config, weights, torch_dtype, library, access)
     return LoadedModel(config, decoder, torch_dtype, weights.num_bytes, weights.bytes_by_format)
 
 
@@ -143,13 +149,11 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
     """
     if config.num_layers > len(source.shapes):
         raise ModelFileError(f"{source.name}: {len(source.shapes)} tensors are too few for {config.num_layers} layers")
-    with torch.device("meta"):
-        weights = allocate_weights(
-            config,
-            DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32),
-            lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8),
-        )
-        wanted = {names.of(p.name): p.shape for p in parameters(weights)}
+    formats = DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32)
+    nowhere = HostPlacement(
+        weight_sizes(config, formats), lambda size: torch.empty(size, dtype=torch.uint8, device="meta")
+    )
+    wanted = {names.of(p.name): p.shape for p in parameters(make_weights(config, formats, nowhere))}
     missing = [name for name in wanted if name not in source.shapes]
     if missing:
         raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {some_names(missing)}")

@@ -1,7 +1,8 @@
 """Where the matrices of one decoder layer lie in its slab.
 
 A slab holds all matrices of a layer in the form they are multiplied in, back to back. The layout is the same for every
-buffer the slab may be copied to; matrices are made over whichever one it is in.
+buffer the slab may be copied to; matrices are made over whichever one it is in. It may be cut in two where a group of
+matrices begins.
 
 Query, key and value share their input, as gate and up do. Where neighbours of such a group have one format and end at
 whole tiles they lie as one matrix, to be multiplied at once; otherwise each starts at a multiple of 256 bytes.
@@ -12,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
 from kernels.linear import WeightFormat, packed_bytes
 from kernels.packed_matrix import PackedMatrix
@@ -52,9 +52,9 @@ class MatrixPlace:
     def num_bytes(self) -> int:
         return packed_bytes(self.weight_format, self.out_features, self.in_features)
 
-    def over(self, slab: Tensor) -> PackedMatrix:
-        """The matrix in `slab`, uint8."""
-        data = slab[self.offset_bytes : self.offset_bytes + self.num_bytes]
+    def over(self, slab: Slab) -> PackedMatrix:
+        """The matrix in `slab`."""
+        data = slab.part(self.offset_bytes, self.num_bytes)
         return PackedMatrix(self.weight_format, self.out_features, self.in_features, data)
 
 
@@ -83,10 +83,27 @@ class LayerLayout:
     down: MatrixPlace
     num_bytes: int
 
-    def matrices(self, slab: Tensor) -> LayerMatrices:
-        """Over `slab` [num_bytes] uint8."""
-        groups = ((self.query, self.key, self.value), (self.output,), (self.gate, self.up), (self.down,))
-        return LayerMatrices(*(tuple(place.over(slab) for place in _joined(group)) for group in groups))
+    def matrices(self, slab: Slab) -> LayerMatrices:
+        """Over `slab` of num_bytes, not cut between gate and up."""
+        return LayerMatrices(
+            self.qkv(slab), (self.output.over(slab),), _over(slab, self.gate, self.up), (self.down.over(slab),)
+        )
+
+    def qkv(self, slab: Slab) -> tuple[PackedMatrix, ...]:
+        """Query, key and value rows over `slab`, in as few matrices as their formats allow."""
+        return _over(slab, self.query, self.key, self.value)
+
+    @property
+    def can_split_gate(self) -> bool:
+        """Whether the slab may be cut between gate and up: native kernels alone read them one by one."""
+        is_native = self.up.weight_format.native_code is not None
+        return is_native and self.up.offset_bytes % ALIGNMENT_BYTES == 0
+
+    def part_bytes(self, splits_gate: bool) -> tuple[int, ...]:
+        """Bytes from one place where the slab may be cut to the next, in their order; `num_bytes` together."""
+        places = (self.query, self.output, self.gate, *([self.up] if splits_gate else []), self.down)
+        starts = [place.offset_bytes for place in places]
+        return tuple(end - start for start, end in zip(starts, [*starts[1:], self.num_bytes], strict=True))
 
 
 def aligned(num_bytes: int) -> int:
@@ -118,6 +135,10 @@ def layer_layout(config: ModelConfig, formats: LayerFormats) -> LayerLayout:
 def _continues(place: MatrixPlace, weight_format: WeightFormat) -> bool:
     """Whether rows of `weight_format` may follow as rows of the same matrix."""
     return place.weight_format == weight_format and place.out_features % weight_format.tile_rows == 0
+
+
+def _over(slab: Slab, *group: MatrixPlace) -> tuple[PackedMatrix, ...]:
+    return tuple(place.over(slab) for place in _joined(group))
 
 
 def _joined(group: Sequence[MatrixPlace]) -> list[MatrixPlace]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from engine.layers.decoder_layer import DecoderLayer
+from engine.layers.layer_access import LayerAccess, ResidentLayers
+from engine.layers.layer_layout import LayerMatrices
 from engine.layers.row_tiles import RowFunction, RowMap, whole_batch, widest_tiles
+from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderWeights
 from kernels.attention.base import AttentionBackend, AttentionMetadata, layer_view
@@ -30,6 +32,7 @@ class Decoder:
         backend: AttentionBackend | None = None,
         *,
         batch_invariant: bool = False,
+        access: LayerAccess | None = None,
     ) -> None:
         """
         Args:
@@ -38,13 +41,15 @@ class Decoder:
             batch_invariant: a token's hidden state and logits depend on its own sequence up to it alone, to the bit:
                 not on the batch, the chunk, or what was computed before. Slower. A given `backend` must be invariant
                 itself. The number of compute threads must not change afterwards.
+            access: where the layers' slabs are in a step; None: where `weights` has them.
         """
         self.config = config
         self.weights = weights
         self.dtype = dtype
         self._backend = backend or (InvariantAttention() if batch_invariant else TorchAttention())
         self._layer = DecoderLayer(config)
-        self._matrices = tuple(layer.layout.matrices(layer.slab) for layer in weights.layers)
+        self._access = access or ResidentLayers([layer.slab for layer in weights.layers])
+        self._matrices: dict[Slab, LayerMatrices] = {}
         self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self._by_rows: RowMap = self._find_tiles() if batch_invariant else whole_batch
 
@@ -63,12 +68,14 @@ class Decoder:
         step = self._backend.plan(metadata, kv_cache.shape[3], self.dtype)
         cos, sin = self._by_rows(self._rotation, metadata.positions)
         hidden = self.weights.embedding.gather(token_ids).to(self.dtype)
-        for index, (project, finish) in enumerate(self._layer_functions()):
+        for index in range(self.config.num_layers):
+            project, finish = self._layer_functions(index, self._access.acquire(index))
             query, key, value = self._by_rows(project, hidden, cos, sin)
             cache = layer_view(kv_cache, index)
             step.write_kv(key, value, cache)
             attended = step.attend(query, cache, self.config.attention_scale)
             (hidden,) = self._by_rows(finish, hidden, attended)
+            self._access.release(index)
         (normed,) = self._by_rows(self._final_norm, hidden)
         return normed
 
@@ -78,13 +85,16 @@ class Decoder:
         (logits,) = self._by_rows(self._head, hidden)
         return logits
 
-    def _layer_functions(self) -> Iterator[tuple[RowFunction, RowFunction]]:
-        """What each layer computes row by row: before its attention and after it."""
-        for weights, matrices in zip(self.weights.layers, self._matrices, strict=True):
-            yield (
-                functools.partial(self._layer.project, weights, matrices),
-                functools.partial(self._layer.finish, weights, matrices),
-            )
+    def _layer_functions(self, index: int, slab: Slab) -> tuple[RowFunction, RowFunction]:
+        """What a layer computes row by row: before its attention and after it."""
+        weights = self.weights.layers[index]
+        matrices = self._matrices.get(slab)
+        if matrices is None:
+            matrices = self._matrices[slab] = weights.layout.matrices(slab)
+        return (
+            functools.partial(self._layer.project, weights, matrices),
+            functools.partial(self._layer.finish, weights, matrices),
+        )
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotation(positions, self._frequencies)
@@ -103,7 +113,7 @@ class Decoder:
         hidden = torch.randn(1, config.hidden_size, generator=generator).to(self.dtype)
         attended = torch.randn(1, config.num_heads, config.head_dim, generator=generator).to(self.dtype)
         positions = torch.tensor([1234])
-        project, finish = next(self._layer_functions())
+        project, finish = self._layer_functions(0, self.weights.layers[0].slab)
         return widest_tiles(
             (
                 (self._rotation, (positions,)),

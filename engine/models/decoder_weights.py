@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from offload.host_memory import allocate_host
 from engine.layers.layer_layout import LayerFormats, LayerLayout, MatrixPlace, aligned, layer_layout
+from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
+from engine.models.weights_placement import WeightSizes, WeightsPlacement
 from kernels.linear import DenseFormat, WeightFormat, packed_bytes
 from kernels.packed_matrix import PackedMatrix
 
@@ -58,8 +59,8 @@ class LayerWeights:
     """Of one layer. The slab may be streamed; norms and biases are a few kilobytes and stay."""
 
     layout: LayerLayout
-    slab: Tensor
-    """[layout.num_bytes] uint8."""
+    slab: Slab
+    """Of layout.num_bytes, where it was loaded; a decoder reads it where `LayerAccess` says."""
     attention_norm: Tensor
     """[hidden]."""
     mlp_norm: Tensor
@@ -72,7 +73,7 @@ class LayerWeights:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """Allocated uninitialised by `allocate_weights`, filled through `parameters`."""
+    """Made uninitialised by `make_weights`, filled through `parameters`."""
 
     embedding: PackedMatrix
     """[vocab, hidden]."""
@@ -90,7 +91,8 @@ class DecoderWeights:
             tensors.append(self.head.data)
         for layer in self.layers:
             vectors = (layer.attention_norm, layer.mlp_norm, layer.qkv_bias, layer.output_bias, layer.gate_up_bias)
-            tensors += [layer.slab, *(vector for vector in (*vectors, layer.down_bias) if vector is not None)]
+            tensors += [layer.slab.head, layer.slab.tail]
+            tensors += [vector for vector in (*vectors, layer.down_bias) if vector is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
@@ -103,31 +105,56 @@ class DecoderWeights:
         return dict(sizes)
 
 
-def allocate_weights(
-    config: ModelConfig, formats: DecoderFormats, allocate: Callable[[int], Tensor] = allocate_host
-) -> DecoderWeights:
-    """Memory for a decoder.
-
-    Args:
-        allocate: makes the one region that holds all matrices, [n] uint8.
-
-    Raises:
-        MemoryError: it cannot be had.
-    """
-    embedding_format, head_format = formats.embedding, formats.head
+def weight_sizes(config: ModelConfig, formats: DecoderFormats) -> WeightSizes:
+    """What a decoder takes."""
     layouts = _layouts(config, formats)
+    num_bytes = 0
+
+    def count(size: int) -> Tensor:
+        nonlocal num_bytes
+        num_bytes += aligned(size)
+        return torch.empty(size, dtype=torch.uint8, device="meta")
+
+    slabs = [Slab.whole(torch.empty(layout.num_bytes, dtype=torch.uint8, device="meta")) for layout in layouts]
+    _make(config, formats, layouts, slabs, count)
+    return WeightSizes(num_bytes, tuple(layouts))
+
+
+def make_weights(config: ModelConfig, formats: DecoderFormats, placement: WeightsPlacement) -> DecoderWeights:
+    """A decoder's weights in the memory of `placement`, made for its `weight_sizes`; not written yet."""
+    fixed, start = placement.fixed, 0
+
+    def take(size: int) -> Tensor:
+        nonlocal start
+        part = fixed[start : start + size]
+        start += aligned(size)
+        return part
+
+    return _make(config, formats, _layouts(config, formats), placement.slabs, take)
+
+
+def _make(
+    config: ModelConfig,
+    formats: DecoderFormats,
+    layouts: Sequence[LayerLayout],
+    slabs: Sequence[Slab],
+    take: Callable[[int], Tensor],
+) -> DecoderWeights:
+    """`take` gives the memory of everything but the slabs, [n] uint8 each."""
     shape = (config.vocab_size, config.hidden_size)
-    sizes = [packed_bytes(embedding_format, *shape)]
-    if not config.tie_word_embeddings:
-        sizes.append(packed_bytes(head_format, *shape))
-    sizes += [layout.num_bytes for layout in layouts]
-    parts = iter(_carve(allocate(sum(map(aligned, sizes))), sizes))
-    embedding = PackedMatrix(embedding_format, *shape, next(parts))
+
+    def matrix(weight_format: WeightFormat) -> PackedMatrix:
+        return PackedMatrix(weight_format, *shape, take(packed_bytes(weight_format, *shape)))
+
+    def vector(width: int) -> Tensor:
+        return take(width * formats.vectors.itemsize).view(formats.vectors)
+
+    embedding = matrix(formats.embedding)
     return DecoderWeights(
         embedding=embedding,
-        head=embedding if config.tie_word_embeddings else PackedMatrix(head_format, *shape, next(parts)),
-        final_norm=torch.empty(config.hidden_size, dtype=formats.vectors),
-        layers=tuple(_layer(config, layout, next(parts), formats.vectors) for layout in layouts),
+        head=embedding if config.tie_word_embeddings else matrix(formats.head),
+        final_norm=vector(config.hidden_size),
+        layers=tuple(_layer(config, *pair, vector) for pair in zip(layouts, slabs, strict=True)),
     )
 
 
@@ -137,18 +164,7 @@ def _layouts(config: ModelConfig, formats: DecoderFormats) -> list[LayerLayout]:
     return [made.setdefault(layer, layer_layout(config, layer)) for layer in formats.layers]
 
 
-def _carve(region: Tensor, sizes: list[int]) -> Iterator[Tensor]:
-    """Parts of these sizes, each at an aligned offset."""
-    start = 0
-    for size in sizes:
-        yield region[start : start + size]
-        start += aligned(size)
-
-
-def _layer(config: ModelConfig, layout: LayerLayout, slab: Tensor, vectors: torch.dtype) -> LayerWeights:
-    def vector(width: int) -> Tensor:
-        return torch.empty(width, dtype=vectors)
-
+def _layer(config: ModelConfig, layout: LayerLayout, slab: Slab, vector: Callable[[int], Tensor]) -> LayerWeights:
     return LayerWeights(
         layout=layout,
         slab=slab,

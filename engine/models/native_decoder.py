@@ -1,5 +1,8 @@
 """The decoder on native kernels: the same computation as `engine.models.decoder`, two calls a step.
 
+Where layers are streamed, one call more for each of them and for each run of others between: the wait for a layer's
+weights, and the word that its memory may be filled anew, come between calls.
+
 The residual stream is float32 whatever the type of the activations. Every row of every operation is computed by one
 sequence of instructions whatever the batch: this path is batch-invariant always, at no cost.
 """
@@ -9,10 +12,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.layers.layer_access import LayerAccess, ResidentLayers
+from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderWeights, LayerWeights
 from kernels.attention.base import AttentionMetadata
-from kernels.native.decoder import DecoderOperands, LayerKind, LayerOperands, LayerShape, NativeStack
+from kernels.native.decoder import (
+    DecoderOperands,
+    LayerKind,
+    LayerOperands,
+    LayerShape,
+    NativeStack,
+    PlacedLayer,
+)
 from kernels.native.linear import Head
 from kernels.native_library import NativeLibrary
 from kernels.rotary import inverse_frequencies
@@ -22,12 +34,18 @@ class NativeDecoder:
     """Holds weights and no state of a step. The library and its threads are the caller's to close."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, dtype: torch.dtype, library: NativeLibrary
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        dtype: torch.dtype,
+        library: NativeLibrary,
+        access: LayerAccess | None = None,
     ) -> None:
         """
         Args:
             weights: in native formats, vectors in float32.
             dtype: of activations, keys and values.
+            access: where the layers' slabs are in a step; None: where `weights` has them.
         """
         self.config = config
         self.weights = weights
@@ -43,24 +61,55 @@ class NativeDecoder:
             dtype=dtype,
         )
         kind = LayerKind(inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-        layers = tuple(_operands(layer) for layer in weights.layers)
+        layers = tuple(_operands(layer, layer.slab) for layer in weights.layers)
         operands = DecoderOperands(layers, (kind,), weights.embedding, weights.final_norm)
         self._stack = NativeStack(library, shape, operands)
         self._head = Head(library, weights.head, dtype)
+        self._access = access or ResidentLayers([layer.slab for layer in weights.layers])
+        self._placed: dict[Slab, PlacedLayer] = {}
+        self._streamed = tuple(range(config.num_layers))
+        """Of the last step; at first no layer is known to be where it stays."""
 
     def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         """As `Decoder.forward`."""
-        return self._stack.forward(token_ids, kv_cache, metadata)
+        access, num_layers, first = self._access, self.config.num_layers, 0
+        if access.streamed_layers is not self._streamed:
+            self._settle()
+        step = self._stack.begin(token_ids, kv_cache, metadata)
+        for layer in self._streamed:
+            if first < layer:
+                step.run(first, layer)
+            self._move(layer)
+            step.run(layer, layer + 1)
+            access.release(layer)
+            first = layer + 1
+        if first < num_layers:
+            step.run(first, num_layers)
+        return step.out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] of `forward` → [R, vocab] float32."""
         return self._head.logits(hidden)
 
+    def _settle(self) -> None:
+        """The set of streamed layers has changed: point to where the others stay."""
+        self._streamed = self._access.streamed_layers
+        for layer in set(range(self.config.num_layers)).difference(self._streamed):
+            self._move(layer)
 
-def _operands(layer: LayerWeights) -> LayerOperands:
-    layout, slab = layer.layout, layer.slab
+    def _move(self, layer: int) -> None:
+        """Read a layer where it is now, waiting until it is there."""
+        slab = self._access.acquire(layer)
+        placed = self._placed.get(slab)
+        if placed is None:
+            placed = self._placed[slab] = self._stack.place(_operands(self.weights.layers[layer], slab))
+        self._stack.move(layer, placed)
+
+
+def _operands(layer: LayerWeights, slab: Slab) -> LayerOperands:
+    layout = layer.layout
     return LayerOperands(
-        qkv=layout.matrices(slab).qkv,
+        qkv=layout.qkv(slab),
         output=layout.output.over(slab),
         gate=layout.gate.over(slab),
         up=layout.up.over(slab),

@@ -62,10 +62,17 @@ class Scratch {
   Buffer buffers_[kNumScratchSlots];
 };
 
+// The decoder's step that is computed in several calls.
+struct OpenStep {
+  const void* out = nullptr;  // where its result will go; null: there is none
+  int64_t next_layer = 0;
+};
+
 struct Context {
   explicit Context(int num_threads) : pool(num_threads) {}
   Pool pool;
   Scratch scratch;
+  OpenStep open_step;
   int status = HR_OK;  // of the operation that runs
 };
 

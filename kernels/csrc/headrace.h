@@ -297,6 +297,11 @@ typedef struct {
 
 // A step of a decoder: embedding, layers one after the other over a float32 residual stream, final norm. The keys and
 // values of its tokens are written into the cache. HR_OUT_OF_RANGE, with nothing done: a token, length, block or slot is.
+//
+// A step may be computed in several calls, each of the layers first_layer..end_layer-1: the first begins at 0, each
+// begins where the one before it ended, the last ends at num_layers; the bits are those of one call. In between the
+// context's scratch memory holds the step, and what the arguments point to must stay as it is but for the weights of
+// layers to come. HR_OUT_OF_RANGE: a call does not go on where the context's step is, or another step began meanwhile.
 typedef struct {
   const hr_layer* layers;        // [num_layers], of one hidden_size, num_heads, num_kv_heads and dtype
   const hr_layer_kind* kinds;    // [num_kinds]
@@ -326,6 +331,8 @@ typedef struct {
   int64_t value_offset;
   int64_t slot_stride;
   int64_t head_stride;
+  int64_t first_layer;           // of this call
+  int64_t end_layer;
 } hr_decoder_args;
 
 // Sampling. Logits are rows of [vocab_size] float32 and not changed; `rows` names those that are meant, NULL: the first

@@ -1,4 +1,4 @@
-"""A step of a decoder in one call: `hr_decoder` of headrace.h.
+"""A step of a decoder in one call, or in one for each of several ranges of layers: `hr_decoder` of headrace.h.
 
 Axes: T tokens, H query heads, KH key/value heads, D head dimension, B blocks, P tokens in a block.
 """
@@ -101,6 +101,8 @@ class DecoderArguments(Arguments):
         ("value_offset", ctypes.c_int64),
         ("slot_stride", ctypes.c_int64),
         ("head_stride", ctypes.c_int64),
+        ("first_layer", ctypes.c_int64),
+        ("end_layer", ctypes.c_int64),
     )
 
 
@@ -166,8 +168,17 @@ class DecoderOperands:
     embedding_scale: float = 1.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PlacedLayer:
+    """A layer whose matrices lie in one place, checked; keeps their memory alive."""
+
+    operands: LayerOperands
+    entry: _Layer
+    """`hr_layer`."""
+
+
 class NativeStack:
-    """A decoder as the native call reads it. Keeps the weights' memory alive; slabs may be written anew.
+    """A decoder as the native call reads it. Keeps the weights' memory alive; slabs may be written anew, and moved.
 
     The result of a token depends on its own sequence up to it alone, to the bit.
     """
@@ -186,9 +197,10 @@ class NativeStack:
         self._library = library
         self._shape = shape
         self._operands = operands
+        self._placed = [self.place(layer) for layer in operands.layers]
         self._kv_cache: Tensor | None = None
         """Which the arguments point to."""
-        self._layers = (_Layer * len(operands.layers))(*(_layer(shape, layer) for layer in operands.layers))
+        self._layers = (_Layer * len(operands.layers))(*(placed.entry for placed in self._placed))
         self._kinds = (_LayerKind * len(operands.kinds))(*(_kind(shape, kind) for kind in operands.kinds))
         self._arguments = DecoderArguments(
             layers=ctypes.addressof(self._layers),
@@ -202,8 +214,21 @@ class NativeStack:
             embedding_format=native_code(operands.embedding.weight_format),
         )
 
+    def place(self, operands: LayerOperands) -> PlacedLayer:
+        """A layer somewhere else, for `move`.
+
+        Raises:
+            ValueError: a shape, type or format does not fit.
+        """
+        return PlacedLayer(operands, _layer(self._shape, operands))
+
+    def move(self, layer: int, placed: PlacedLayer) -> None:
+        """Read a layer's weights there from the next call on."""
+        self._layers[layer] = placed.entry
+        self._placed[layer] = placed
+
     def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """Compute the tokens of a step and write their keys and values.
+        """Compute the tokens of a step and write their keys and values, in one call.
 
         Args:
             token_ids: [T] int64, contiguous.
@@ -215,6 +240,16 @@ class NativeStack:
 
         Raises:
             ValueError: a shape or type does not fit, or a token, length, block or slot is out of range.
+        """
+        step = self.begin(token_ids, kv_cache, metadata)
+        step.run(0, len(self._layers))
+        return step.out
+
+    def begin(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> NativeStep:
+        """As `forward`, computing nothing yet. One step at a time: a second one ends the first.
+
+        Raises:
+            ValueError: a shape or type does not fit.
         """
         num_tokens, num_sequences = len(token_ids), len(metadata.query_lens)
         tables = metadata.block_tables
@@ -239,12 +274,7 @@ class NativeStack:
         arguments.table_stride = tables.shape[1]
         arguments.out = out.data_ptr()
         arguments.num_tokens, arguments.num_sequences = num_tokens, num_sequences
-        if not self._library.call(arguments):
-            raise ValueError(
-                f"a step of {num_tokens} tokens is out of range: of the vocabulary of {arguments.vocab_size}, "
-                f"the cache of {len(kv_cache)} blocks of {arguments.block_size}, or its own lengths"
-            )
-        return out
+        return NativeStep(self._library, arguments, out, (token_ids, kv_cache, metadata, query_lens, context_lens))
 
     def _point_to_cache(self, kv_cache: Tensor) -> None:
         shape, num_layers, arguments = self._shape, len(self._layers), self._arguments
@@ -264,6 +294,35 @@ class NativeStack:
             _,
         ) = kv_cache.stride()
         self._kv_cache = kv_cache
+
+
+class NativeStep:
+    """One step of a `NativeStack`, in one range of layers after the other; the bits are those of a single range."""
+
+    __slots__ = ("_arguments", "_inputs", "_library", "out")
+
+    def __init__(self, library: NativeLibrary, arguments: DecoderArguments, out: Tensor, inputs: tuple[object, ...]):
+        self._library = library
+        self._arguments = arguments
+        self._inputs = inputs
+        """What the arguments point to."""
+        self.out = out
+        """[T, hidden], the result once the last layer has run."""
+
+    def run(self, first: int, end: int) -> None:
+        """Compute layers first..end-1: from 0 on, then always from where the range before ended, to the last.
+
+        Raises:
+            ValueError: a token, length, block or slot is out of range, or the range is not the next one.
+        """
+        arguments = self._arguments
+        arguments.first_layer, arguments.end_layer = first, end
+        if not self._library.call(arguments):
+            raise ValueError(
+                f"layers {first} to {end} of {arguments.num_layers} in a step of {arguments.num_tokens} tokens are out "
+                f"of range: of what comes next, of the vocabulary of {arguments.vocab_size}, the cache of "
+                f"{arguments.num_blocks} blocks of {arguments.block_size}, or the step's own lengths"
+            )
 
 
 def _check_indices(name: str, tensor: Tensor, length: int) -> None:

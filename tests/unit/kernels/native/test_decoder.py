@@ -244,7 +244,9 @@ def test_a_step_that_points_elsewhere_is_refused_and_nothing_is_written(
     stack = NativeStack(library, shape, operands)
     token_ids = changes.get("token_ids", torch.tensor([0, 1, 2]))
     wrong = dataclasses.replace(step, **{name: value for name, value in changes.items() if name != "token_ids"})
-    with pytest.raises(ValueError, match="a step of 3 tokens is out of range: of the vocabulary of 21, the cache of 3"):
+    with pytest.raises(
+        ValueError, match="a step of 3 tokens are out of range: .* the vocabulary of 21, the cache of 3"
+    ):
         stack.forward(token_ids, cache, wrong)
     assert not cache.any()
     stack.forward(torch.tensor([0, 1, 2]), cache, step)
