@@ -53,13 +53,19 @@ class LinkBook:
         transfer = handle.transfer
         direction = transfer.direction
         if transfer.num_bytes == 0:
-            self._account.add_transfer(direction, transfer.transfer_class, now_s > transfer.deadline_s, False)
-            handle.finish(now_s)
+            self.end(handle, now_s)
             return
         if transfer.transfer_class.is_kv:
             self._kv_demands[direction].add(transfer.num_bytes, now_s)
         bytes_per_s = self._estimates[direction].p50_bytes_per_s
         self._open[handle] = self._queues[direction].push(handle, bytes_per_s, now_s)
+
+    def end(self, handle: TransferHandle, now_s: float, error: BaseException | None = None) -> None:
+        """A transfer that is not, or no longer, in the books has ended; the caller notifies."""
+        transfer = handle.transfer
+        is_missed = now_s > transfer.deadline_s
+        self._account.add_transfer(transfer.direction, transfer.transfer_class, is_missed, error is not None)
+        handle.finish(now_s, error)
 
     def take(self, direction: Direction, now_s: float) -> Slice | None:
         """The slice to copy next; None if nothing is queued."""
@@ -141,11 +147,6 @@ class LinkBook:
         return self._end(queued, now_s)
 
     def _end(self, queued: QueuedTransfer, now_s: float) -> TransferHandle:
-        handle = queued.handle
-        del self._open[handle]
-        transfer = handle.transfer
-        self._account.add_transfer(
-            transfer.direction, transfer.transfer_class, now_s > transfer.deadline_s, queued.error is not None
-        )
-        handle.finish(now_s, queued.error)
-        return handle
+        del self._open[queued.handle]
+        self.end(queued.handle, now_s, queued.error)
+        return queued.handle

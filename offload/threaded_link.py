@@ -29,9 +29,15 @@ class ThreadedLink(abc.ABC):
     every transfer fails, and whoever submits, waits or drains hears of it.
     """
 
-    def __init__(self, config: LinkConfig, clock: Callable[[], float]) -> None:
-        """The switch interval of the interpreter is lowered until `close`; a subclass starts the thread last."""
+    def __init__(
+        self, config: LinkConfig, clock: Callable[[], float], begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """The switch interval of the interpreter is lowered until `close`; a subclass starts the thread last.
+
+        `begin` is called on the thread, once, before its first turn.
+        """
         self.now_s = clock
+        self._begin = begin
         self._config = config
         self._book = LinkBook(config)
         self._lock = threading.Lock()
@@ -143,6 +149,7 @@ class ThreadedLink(abc.ABC):
 
     def _run(self) -> None:
         try:
+            self._begin()
             while self._turn():
                 pass
         except BaseException as error:  # noqa: BLE001 - the outermost of a thread: who waits must not wait for ever
