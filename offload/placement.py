@@ -14,27 +14,22 @@ class Placement:
     """An order of layers, a unit of each, and slots. The first k layers of the order have their unit on the host."""
 
     def __init__(
-        self, shape: ModelShape, num_slots: int, *, num_parts: int | None = None, interval: int | None = None
+        self, shape: ModelShape, num_slots: int, *, num_parts: int | None = None, order: ResidencyOrder | None = None
     ) -> None:
         """
         Args:
             num_slots: 0 where nothing is ever streamed.
             num_parts: of the end of a slab that make a unit; None: the whole layer.
-            interval: the order begins with the last of every that many layers; None: spread evenly for every k.
+            order: which layers are streamed first; None: spread evenly for every k.
         """
         self.shape = shape
         self.num_slots = num_slots
         self.num_parts = shape.num_parts if num_parts is None else num_parts
-        self.interval = interval
         self.unit_bytes = shape.tail_bytes(self.num_parts)
         self.slot_bytes = aligned(max(self.unit_bytes))
-        self.order = (
-            ResidencyOrder.spread(shape.num_layers)
-            if interval is None
-            else ResidencyOrder.of_interval(shape.num_layers, interval)
-        )
+        self.order = order or ResidencyOrder.spread(shape.num_layers)
         sizes = (self.unit_bytes[layer] for layer in self.order.layers)
-        self._streamed_bytes = tuple(itertools.accumulate(sizes, initial=0))
+        self._host_bytes = tuple(itertools.accumulate(sizes, initial=0))
 
     @property
     def is_whole(self) -> bool:
@@ -50,17 +45,21 @@ class Placement:
     def slots_bytes(self) -> int:
         return self.num_slots * self.slot_bytes
 
-    def streamed_bytes(self, k: int) -> int:
-        """On the host, and copied each step."""
-        return self._streamed_bytes[k]
+    def host_bytes(self, k: int) -> int:
+        """Of the units on the host."""
+        return self._host_bytes[k]
+
+    def copied_bytes(self, k: int) -> int:
+        """To the device in each step: none where every unit has a slot and stays there."""
+        return self._host_bytes[k] if k > self.num_slots else 0
 
     def net_freed_bytes(self, k: int) -> int:
         """Device memory that streaming frees, slots paid for."""
-        return self._streamed_bytes[k] - self.slots_bytes
+        return self._host_bytes[k] - self.slots_bytes
 
     def resident_bytes(self, k: int) -> int:
         """Of the layers that stay on the device."""
-        return sum(self.shape.layer_bytes) - self._streamed_bytes[k]
+        return sum(self.shape.layer_bytes) - self._host_bytes[k]
 
     def device_bytes(self, k: int) -> int:
         """All weights on the device, slots included."""

@@ -44,8 +44,8 @@ class OffloadPlan:
     """What of a streamed layer is on the host: all of it, or this share of its bytes, the end of its slab."""
     unit_bytes: tuple[int, ...]
     """Of each layer, what is on the host and copied if it is streamed: that many bytes from the end of its slab."""
-    interval: int | None
-    """The last of every that many layers is streamed (the layout of the paper); None: the nested order."""
+    layer_order: tuple[int, ...]
+    """All layers; the first k are streamed when k are."""
     min_streamed_layers: int
     max_streamed_layers: int
     num_slots: int
@@ -90,10 +90,15 @@ class OffloadPlan:
             )
         return self.kv_blocks_by_k[streamed_layers - self.min_streamed_layers]
 
+    @property
+    def streamed(self) -> frozenset[int]:
+        """Layers that are streamed at start."""
+        return frozenset(self.layer_order[: self.streamed_layers])
+
     def to_json(self) -> dict[str, Any]:
         """Plain values under the names of the fields."""
-        values = dataclasses.asdict(self)
-        return {"feasible": True, **values, "ledger": dict(self.ledger), "kv_blocks_by_k": list(self.kv_blocks_by_k)}
+        values = {**dataclasses.asdict(self), "ledger": dict(self.ledger)}
+        return {"feasible": True, **values}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ The loads of a step follow each other in the order of their layers, and the firs
 this one. A load starts when the one before it has ended and its slot is released: that of the load `num_slots` before
 it, when that one's layer is computed. A layer starts when the layer before it is computed and its own load has ended.
 Closed forms of this miss the head, during which the link works, and unequal gaps between streamed layers.
+Where there are as many slots as units, each unit stays in its slot, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ def predict_step(
     Args:
         layer_s: of each layer, its weights on the device.
         units: what is streamed, in any order, at most one a layer; empty: nothing.
-        num_slots: buffers that loads take turns in; more than units is allowed.
+        num_slots: buffers that loads take turns in.
         restart_s: added to a load that has waited for its slot while the link was idle.
 
     Raises:
         ValueError: no slot or no bandwidth for what is to be streamed, or units that are no such set.
     """
     compute_s = sum(layer_s) + head_s + fixed_s
-    steps = simulate_steps(layer_s, head_s, units, num_slots, link_bytes_per_s, restart_s=restart_s, fixed_s=fixed_s)
-    if not units:
+    if len(units) <= num_slots:
+        _check(units, len(layer_s), num_slots, link_bytes_per_s)
         return StepPrediction(compute_s, compute_s, 0.0, 0.0)
+    steps = simulate_steps(layer_s, head_s, units, num_slots, link_bytes_per_s, restart_s=restart_s, fixed_s=fixed_s)
     first, last, num_steps = _settled(steps, compute_s)
     step_s = (last.end_s - first.end_s) / num_steps
     return StepPrediction(
@@ -91,12 +93,12 @@ def simulate_steps(
     """Steps without end from empty slots on: totals since the start, and the state the next step starts in.
 
     Equal states give equal further steps. A state is when the link is free and when each slot is, before the end of
-    the step, in seconds. Arguments and errors as in `predict_step`.
+    the step, in seconds. Arguments and errors as in `predict_step`; there are more units than slots.
     """
+    _check(units, len(layer_s), num_slots, link_bytes_per_s)
     ordered = sorted(units, key=lambda unit: unit.layer)
-    _check(ordered, len(layer_s), num_slots, link_bytes_per_s)
     gaps_s, rest_s = _computation(layer_s, ordered)
-    load_s = [unit.num_bytes / link_bytes_per_s for unit in ordered] if ordered else []
+    load_s = [unit.num_bytes / link_bytes_per_s for unit in ordered]
     return _steps(
         gaps_s, [layer_s[unit.layer] for unit in ordered], rest_s + head_s + fixed_s, load_s, num_slots, restart_s
     )
@@ -151,11 +153,11 @@ def _computation(layer_s: Sequence[float], ordered: Sequence[StreamedUnit]) -> t
     return sums[:-1], sums[-1]
 
 
-def _check(ordered: Sequence[StreamedUnit], num_layers: int, num_slots: int, link_bytes_per_s: float) -> None:
-    layers = [unit.layer for unit in ordered]
+def _check(units: Sequence[StreamedUnit], num_layers: int, num_slots: int, link_bytes_per_s: float) -> None:
+    layers = [unit.layer for unit in units]
     if len(set(layers)) < len(layers) or any(not 0 <= layer < num_layers for layer in layers):
         raise ValueError(f"units of the layers {layers}: they must be different ones of the {num_layers} layers")
-    if ordered and num_slots < 1:
-        raise ValueError(f"{num_slots} slots for {len(ordered)} streamed units; there must be at least 1")
-    if ordered and not link_bytes_per_s > 0:
+    if units and num_slots < 1:
+        raise ValueError(f"{num_slots} slots for {len(units)} streamed units; there must be at least 1")
+    if units and not link_bytes_per_s > 0:
         raise ValueError(f"the link moves {link_bytes_per_s} bytes a second; it must move some")

@@ -6,8 +6,8 @@
 - `static_fraction`: a share of the weights, fixed at start from a probe's peak numbers and a worst-case link
   (FlexGen, modified for a latency target as in the evaluation of Select-N): what one allowed step's estimated
   computation hides. More, if the memory demands it.
-- `static_group`: the last of every G layers, fixed at start (vLLM's prefetch offloader, SGLang's second one), with the
-  best G and depth that a sweep with the true cost would find.
+- `static_group`: the last n of every G layers, fixed at start (vLLM's prefetch offloader, SGLang's second one), with
+  the best G, n and depth that a sweep with the true cost would find.
 
 All run on the same streamer, so that only the decision differs.
 """
@@ -20,11 +20,14 @@ from collections.abc import Iterator, Sequence
 from offload.model_shape import ModelShape
 from offload.placement import Placement
 from offload.plan_request import PlanRequest
-from offload.residency import interval_layout
+from offload.residency import ResidencyOrder, interval_layout
 from offload.step_cost import StepCost
 from offload.step_times import compute_times
 from offload.target import ClassTarget
 from offload.transfer import Direction
+
+_USUAL_GROUPS = (4, 8, 16)
+"""Sizes of groups of which several layers are streamed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,16 +100,22 @@ def _forced(shape: ModelShape, request: PlanRequest) -> Iterator[Candidate]:
     if request.streamed_layers == 0:
         yield _resident(shape)
         return
+    order, k = None, request.streamed_layers
+    if request.interval is not None:
+        order = ResidencyOrder.of_interval(shape.num_layers, request.interval)
+        k = len(interval_layout(shape.num_layers, request.interval)) if k is None else k
+    assert k is not None
     for num_slots in request.slots:
-        placement = Placement(shape, num_slots, interval=request.interval)
-        k = request.streamed_layers
-        if k is None:
-            k = len(interval_layout(shape.num_layers, request.interval or 1))
-        yield _fixed(placement, k)
+        yield _fixed(Placement(shape, num_slots, order=order), k)
 
 
 def _groups(shape: ModelShape, request: PlanRequest) -> Iterator[Candidate]:
-    for group in range(1, shape.num_layers + 1):
+    """The last of every G layers for all G, and the last n of every G for the usual G."""
+    num_layers = shape.num_layers
+    knobs = [(group, 1) for group in range(1, num_layers + 1)]
+    knobs += [(group, num) for group in _USUAL_GROUPS if group <= num_layers for num in range(2, group)]
+    for group, num in knobs:
+        streamed = [layer for layer in range(num_layers) if layer % group >= group - num]
+        order = ResidencyOrder((*streamed, *(layer for layer in range(num_layers) if layer not in streamed)))
         for num_slots in request.slots:
-            k = len(interval_layout(shape.num_layers, group))
-            yield Candidate(Placement(shape, num_slots, interval=group), k, k)
+            yield Candidate(Placement(shape, num_slots, order=order), len(streamed), len(streamed))
