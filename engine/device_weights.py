@@ -1,6 +1,6 @@
 """Weights on a device too small for them, or for them and the KV cache: what is resident, what is streamed.
 
-The device's arena, from its end: what never moves (embedding, head, norms, the layers and parts of layers that are never
+The device's arena, from its end: what never moves (embedding, head, norms, layers and parts of layers that are never
 streamed), the slots, then the units that may be streamed, the first to be streamed last, so that it lies at the border.
 KV blocks grow from the front. One more streamed layer drops the unit at the border, and KV may have its place at once;
 one less copies it there again.
@@ -20,7 +20,7 @@ from engine.layers.slab import Slab
 from engine.models.weights_placement import WeightSizes
 from offload.arena import Arena, aligned
 from offload.host_memory import allocate_host
-from offload.link import Link, LinkError, TransferHandle
+from offload.link import Link, TransferHandle
 from offload.residency import ResidencyOrder
 from offload.step_transfers import StepTransfers
 from offload.streamed_unit import StreamedUnit
