@@ -203,7 +203,7 @@ class _Choice:
             name=target.name,
             is_open=is_met or target.is_never_closed,
             is_best_effort=not is_met and target.is_never_closed,
-            max_streamed_layers=layers,
+            max_streamed_layers=None if layers is None else min(layers, self.most),
             predicted_ttft_s=times.ttft_s(self.start),
             predicted_tpot_s=times.tpot_s(self.start),
             floor_ttft_s=times.ttft_s(self.least),

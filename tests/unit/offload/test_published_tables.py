@@ -80,7 +80,8 @@ def test_smallest_hidden_intervals(row: list[str]) -> None:
 
     Chosen, where the table does not say: intervals are rounded up; two slots; K is 1,024-byte kilobytes of KV, and a
     context of "2k" is 2,048; prefill rows are sequences of 128 tokens, since the table leaves attention out and it
-    hardly counts there; the card's gigabytes are 10^9 bytes; embedding and head are two matrices, of 32,000 tokens for 70B, and must fit too.
+    hardly counts there; the card's gigabytes are 10^9 bytes; embedding and head are two matrices, of 32,000 tokens for
+    70B, and must fit too.
     Milliseconds of a copy are compared within the table's own rounding of megabytes (68.4 for 1,711 MB at 25 GB/s).
     """
     gpu, model, copy_ms, *cells = row
