@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from offload.host_memory import allocate_host
 from kernels.attention.base import cache_shape
+from offload.host_memory import allocate_host
 from scheduler.output import BlockCopy
 
 

@@ -53,10 +53,15 @@ class ModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        kv_memory: Tensor | None = None,
     ) -> None:
+        """
+        Args:
+            kv_memory: see `KVCache`.
+        """
         self._decoder = model.decoder
         self._max_num_batched_tokens = max_num_batched_tokens
-        self.kv_cache = KVCache(model.config, model.decoder.dtype, num_blocks, block_size)
+        self.kv_cache = KVCache(model.config, model.decoder.dtype, num_blocks, block_size, kv_memory)
         self._block_tables = BlockTables(max_num_seqs, max_model_len, block_size)
         self._sampler = Sampler(max_num_seqs)
         self._live: dict[str, _Live] = {}

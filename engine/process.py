@@ -66,6 +66,7 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
             block_size=config.scheduler.block_size,
             eos_token_ids=frozenset(built.eos_token_ids),
             event_log=event_log,
+            offload=built.offload,
         )
         # What was loaded lives as long as the process: the collector need not walk through it in the midst of a step.
         gc.collect()
@@ -117,7 +118,14 @@ def warm_up(config: ProcessConfig, built: BuiltRunner, clock: Clock) -> float:
         EngineStartError: nothing fits this instance, or the runner makes no token.
     """
     scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len)
-    core = EngineCore(scheduler, built.runner, clock, block_size=config.scheduler.block_size, eos_token_ids=frozenset())
+    core = EngineCore(
+        scheduler,
+        built.runner,
+        clock,
+        block_size=config.scheduler.block_size,
+        eos_token_ids=frozenset(),
+        offload=built.offload,
+    )
     num_output = min(_WARM_UP_OUTPUT_TOKENS, built.max_model_len - 1)
     num_prompt = min(config.scheduler.block_size, built.max_model_len - num_output)
     group = AddGroup(

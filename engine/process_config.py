@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import EngineConfig
+from offload.config import OffloadConfig
 from scheduler.config import SchedulerConfig
 from scheduler.slo import DEFAULT_CLASSES, SLOClass, SLOClasses
 
@@ -24,6 +25,7 @@ class ProcessConfig:
     """ZeroMQ endpoint of the messages from the engine; bound by the supervisor."""
     parent_pid: int
     """Process id of the supervisor: the engine ends when it does."""
+    offload: OffloadConfig = dataclasses.field(default_factory=OffloadConfig)
     classes: tuple[SLOClass, ...] = DEFAULT_CLASSES
     default_class: str = "standard"
     log_level: str = "INFO"

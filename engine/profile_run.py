@@ -123,7 +123,7 @@ def make_fingerprint(engine: EngineConfig, threads: int, library: NativeLibrary 
         dtype=str(resolve_dtype(engine.dtype)).removeprefix("torch."),
         weights=stored if engine.quantize is None else engine.quantize,
         kernels=_kernels_text(library),
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
         is_batch_invariant=engine.batch_invariant,
     )
 

@@ -6,12 +6,16 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from engine.offload_manager import NoOffload, OffloadManager
 from engine.process_config import ProcessConfig
 from engine.processors import compute_threads
 from engine.runner import Runner
 from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
+
+if TYPE_CHECKING:
+    from engine.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,8 @@ class BuiltRunner:
     threads: int
     weights_bytes_by_format: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Of the matrices, by the name of their format."""
+    offload: OffloadManager = dataclasses.field(default_factory=NoOffload)
+    """Of the runner's weights."""
 
 
 RunnerFactory = Callable[[ProcessConfig, ReportProgress], BuiltRunner]
@@ -86,13 +92,20 @@ def load_kernels(
 def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
     """The real thing: weights, KV cache and the model's runner, on the CPU.
 
+    With a cap of device memory, weights that do not fit are streamed; see `engine.offload_setup`.
+
     Raises:
         OSError, ValueError: the model cannot be read, is of an unknown kind, or does not fit.
+        EngineStartError: no plan serves any class within the memory.
     """
+    if config.offload.is_capped:
+        from engine.offloaded_runner import build_offloaded_runner
+
+        return build_offloaded_runner(config, report)
     # Here and not above: importing torch takes seconds, and a process with another runner has no need of it.
     import torch
 
-    from engine.kv_cache import bytes_per_block, num_blocks_for
+    from engine.kv_cache import num_blocks_for
     from engine.model_runner import ModelRunner
     from engine.weights import load_model
 
@@ -109,8 +122,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         library=library,
         quantize=engine.quantize,
     )
-    dtype = model.decoder.dtype
-    num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
+    num_blocks = num_blocks_for(model.config, model.dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
     limit = max_model_len(
         engine.max_model_len_tokens, model.config.max_position_tokens, num_blocks * scheduler.block_size
     )
@@ -118,6 +130,26 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     runner = ModelRunner(
         model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit
     )
+    return describe_built(config, model, runner, num_blocks, limit, threads, NoOffload())
+
+
+def describe_built(
+    config: ProcessConfig,
+    model: LoadedModel,
+    runner: Runner,
+    num_blocks: int,
+    limit: int,
+    threads: int,
+    offload: OffloadManager,
+) -> BuiltRunner:
+    """What the scheduler and the server must know of a runner.
+
+    Args:
+        num_blocks: the most KV blocks there can be.
+        limit: tokens of one request, in force.
+    """
+    from engine.kv_cache import bytes_per_block
+
     return BuiltRunner(
         runner=runner,
         num_blocks=num_blocks,
@@ -125,10 +157,11 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         model_max_len=model.config.max_position_tokens,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         device="cpu",
         weights_bytes=model.weights_bytes,
         weights_bytes_by_format=model.bytes_by_format,
-        kv_cache_bytes=num_blocks * bytes_per_block(model.config, dtype, scheduler.block_size),
+        kv_cache_bytes=num_blocks * bytes_per_block(model.config, model.dtype, config.scheduler.block_size),
         threads=threads,
+        offload=offload,
     )

@@ -50,7 +50,21 @@ class WeightOffload:
     out (the fence), once none is used its copy starts, and once that has arrived the layer is resident.
     """
 
-    def __init__(self, weights: DeviceWeights, arena: Arena, link: Link, plan: OffloadPlan, replan: Replan) -> None:
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        arena: Arena,
+        link: Link,
+        plan: OffloadPlan,
+        replan: Replan,
+        set_border: Callable[[int], None],
+    ) -> None:
+        """
+        Args:
+            replan: judges the classes at another bandwidth; memory stays as it is.
+            set_border: told how many KV blocks exist from now on, between steps.
+        """
+        self._set_border = set_border
         self._weights = weights
         self._arena = arena
         self._link = link
@@ -62,6 +76,7 @@ class WeightOffload:
         """The k to come down to once no block stands in its way."""
         self._is_in_step = False
         self._totals = _Totals()
+        set_border(weights.num_kv_blocks)
 
     @property
     def plan(self) -> OffloadPlan:
@@ -87,6 +102,7 @@ class WeightOffload:
         """As `OffloadManager` says."""
         self._follow_link()
         self._follow_need(output.demand, now_s)
+        self._set_border(self._weights.num_kv_blocks)
         if not output.scheduled:
             return
         budget_s = self._plan.predicted_step_s if output.budget_s is None else output.budget_s

@@ -12,11 +12,13 @@ import typer
 
 from engine.config import EngineConfig
 from loadgen.config import BenchConfig
+from offload.config import OffloadConfig
 from scheduler.config import SchedulerConfig
 from server.command_line import SectionedCommand, Typed, command_of
 from server.config import ServerConfig
 from server.known_model import DEFAULT_ALIAS
 from server.option import options_of
+from server.profile_config import ProfileConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +29,18 @@ logger = logging.getLogger(__name__)
 EXIT_USAGE = 2
 _LOG_COLUMNS = 120
 
-SERVE_OPTIONS = options_of(ServerConfig, EngineConfig, SchedulerConfig, without={"model_path"})
+SERVE_OPTIONS = options_of(ServerConfig, EngineConfig, OffloadConfig, SchedulerConfig, without={"model_path"})
 BENCH_OPTIONS = options_of(BenchConfig, without={"url"})
+_PROFILE_FIELDS = {
+    *("json_path", "reuse"),
+    *("dtype", "quantize", "kv_cache_memory_bytes", "max_model_len_tokens", "threads", "kernels", "batch_invariant"),
+    *("max_num_batched_tokens", "max_num_seqs", "block_size"),
+}
+PROFILE_OPTIONS = tuple(
+    option
+    for option in options_of(ProfileConfig, EngineConfig, SchedulerConfig, without={"model_path"})
+    if option.field in _PROFILE_FIELDS
+)
 _MODEL_HELP = f"Directory, GGUF file, hub id or alias; default: {DEFAULT_ALIAS}."
 _SERVE_HELP = (
     "Serve a model over the OpenAI API. Every option is also a variable (--port is HEADRACE_PORT) and a key of the "
@@ -38,6 +50,11 @@ _SERVE_HELP = (
 _BENCH_HELP = (
     "Load a server and show, by latency class, how many requests met their targets. Times are measured from the "
     "moment a request should have been sent. The key may also be in HEADRACE_API_KEY."
+)
+_PROFILE_HELP = (
+    "Measure this machine with a model: layers, head, link, and what copying costs beside computing. The record is "
+    "kept in the cache, for `plan` and for `serve` with a memory cap; it holds for the options given here. Let nothing "
+    "else compute meanwhile."
 )
 
 app = typer.Typer(
@@ -136,6 +153,7 @@ def _serve(model: str | None, config_path: Path | None, typed: Typed) -> None:
         settings = load_settings(SERVE_OPTIONS, given, os.environ, config_path or _config_variable())
         server = settings.build(ServerConfig)
         scheduler = settings.build(SchedulerConfig)
+        offload = settings.build(OffloadConfig)
         engine = settings.build(EngineConfig, model_path=server.model)  # its place is known further below
         classes = load_slo_classes(server.classes_path, server.default_class)
         check_record_files(engine.event_log_path, server.request_log_path)
@@ -158,8 +176,43 @@ def _serve(model: str | None, config_path: Path | None, typed: Typed) -> None:
 
     try:
         model_id = server.served_model_name or paths.served_id
-        serve(ServeConfig(server, engine, scheduler, classes, model_id), listener, console)
+        serve(ServeConfig(server, engine, scheduler, offload, classes, model_id), listener, console)
     except ServeError as error:
+        _fail(str(error))
+
+
+def _profile(model: str | None, config_path: Path | None, typed: Typed) -> None:
+    from server.layout_check import ForeignPackageError, check_layout
+    from server.log_setup import set_up_logging
+    from server.model_error import ModelError
+    from server.settings import SettingsError, load_settings
+
+    console = _console()
+    try:
+        settings = load_settings(PROFILE_OPTIONS, typed, os.environ, config_path)
+        config = settings.build(ProfileConfig)
+        scheduler = settings.build(SchedulerConfig)
+        engine = settings.build(EngineConfig, model_path="")  # its place is known further below
+    except SettingsError as error:
+        _fail(str(error), EXIT_USAGE)
+    set_up_logging("WARNING")
+    try:
+        check_layout()
+        paths = _resolve(model or DEFAULT_ALIAS, console)
+    except (ForeignPackageError, ModelError) as error:
+        _fail(str(error))
+
+    # Here and not above: these take seconds to import, and the errors above should not wait for that.
+    from rich.console import Console
+
+    from engine.profile_run import ProfileError
+    from server.profile_command import CopyError, run_profile
+
+    out = Console()
+    out = out if out.is_terminal else Console(width=_LOG_COLUMNS)
+    try:
+        run_profile(config, dataclasses.replace(engine, model_path=str(paths.path)), scheduler, console, out)
+    except (ProfileError, CopyError) as error:
         _fail(str(error))
 
 
@@ -197,6 +250,9 @@ def _bench(url: str | None, _config_path: Path | None, typed: Typed) -> None:
 
 app.command("serve", help=_SERVE_HELP, cls=SectionedCommand)(
     command_of(SERVE_OPTIONS, _serve, "MODEL", _MODEL_HELP, takes_config=True)
+)
+app.command("profile", help=_PROFILE_HELP, short_help="Measure this machine with a model.", cls=SectionedCommand)(
+    command_of(PROFILE_OPTIONS, _profile, "MODEL", _MODEL_HELP)
 )
 app.command(
     "bench", help=_BENCH_HELP, short_help="Load a server; show who met its targets, by class.", cls=SectionedCommand

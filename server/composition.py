@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.client import AsyncEngine
 from engine.config import EngineConfig
+from offload.config import OffloadConfig
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
 from server.app import PATHS
@@ -33,6 +34,7 @@ class ServeConfig:
     server: ServerConfig
     engine: EngineConfig
     scheduler: SchedulerConfig
+    offload: OffloadConfig
     classes: SLOClasses
     model_id: str
     """The id in the API."""
@@ -44,6 +46,7 @@ def make_supervisor(config: ServeConfig) -> Supervisor:
         config.engine,
         config.scheduler,
         config.classes,
+        offload_config=config.offload,
         stall_timeout_s=config.server.stall_timeout_s,
         max_pending_tokens=config.server.max_pending_tokens,
         log_level=config.server.log_level,

@@ -155,7 +155,13 @@ def _annotation(option: Option) -> Any:
     }
     kind = Literal[option.choices] if option.kind is OptionKind.CHOICE else kinds[option.kind]
     bounded = Annotated[kind, bounds] if bounds is not None else kind
+    if option.kind is OptionKind.SIZE and option.is_optional:
+        return Annotated[bounded | None, BeforeValidator(_none_if_auto)]
     return bounded | None if option.is_optional else bounded
+
+
+def _none_if_auto(value: Any) -> Any:
+    return None if value == "auto" else value
 
 
 def _size(value: Any) -> Any:
@@ -193,7 +199,7 @@ def _explain(option: Option, error: ErrorDetails, origin: _Origin) -> str:
         OptionKind.SWITCH: "true or false",
         OptionKind.INTEGER: "a whole number",
         OptionKind.NUMBER: "a finite number",
-        OptionKind.SIZE: "a size, such as 512MiB",
+        OptionKind.SIZE: "a size, such as 512MiB" + (", or auto" if option.is_optional else ""),
         OptionKind.TEXT: "text",
         OptionKind.LIST: "a list of texts",
         OptionKind.CHOICE: "one of " + ", ".join(option.choices),

@@ -20,6 +20,7 @@ from engine.messages import Ready, StepOutputs, Stop
 from engine.process_config import ProcessConfig, endpoints
 from engine.process_exit import EXIT_FATAL
 from engine.runner import Clock
+from offload.config import OffloadConfig
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
 from server.backoff import Backoff
@@ -51,6 +52,7 @@ class Supervisor:
         scheduler_config: SchedulerConfig,
         classes: SLOClasses,
         *,
+        offload_config: OffloadConfig | None = None,
         stall_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
         max_pending_tokens: int = DEFAULT_MAX_PENDING_TOKENS,
@@ -61,6 +63,7 @@ class Supervisor:
     ) -> None:
         self._engine_config = engine_config
         self._scheduler_config = scheduler_config
+        self._offload_config = offload_config or OffloadConfig()
         self._classes = classes
         self._stall_timeout_s = stall_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -181,6 +184,7 @@ class Supervisor:
             inbox_endpoint=inbox_endpoint,
             outbox_endpoint=outbox_endpoint,
             parent_pid=os.getpid(),
+            offload=self._offload_config,
             classes=tuple(self._classes),
             default_class=self._classes.default.name,
             log_level=self._log_level,

@@ -9,11 +9,13 @@ ALLOWED: dict[str, set[str]] = {
     "offload": {"kernels"},
     "scheduler": set(),
     "engine": {"scheduler", "offload", "kernels"},
-    "server": {"engine", "scheduler"},
+    "server": {"engine", "scheduler", "offload"},
     "loadgen": set(),
 }
 COMPOSITION_ROOT = ROOT / "server" / "cli.py"
 SCHEDULER_VALUE_TYPES = {"scheduler.slo", "scheduler.request", "scheduler.output", "scheduler.config"}
+OFFLOAD_VALUE_TYPES = {"offload.config"}
+"""What the server may know of `offload`: the options that it fills in and hands on."""
 SERVER_ONLY = {
     "fastapi",
     "starlette",
@@ -64,6 +66,12 @@ def test_the_server_knows_only_the_schedulers_value_types() -> None:
     for folder, path, name in _modules():
         if folder == "server" and path != COMPOSITION_ROOT and name.split(".")[0] == "scheduler":
             assert name in SCHEDULER_VALUE_TYPES, f"{path}: {name} is not a module of value types"
+
+
+def test_the_server_knows_only_the_options_of_offload() -> None:
+    for folder, path, name in _modules():
+        if folder == "server" and path != COMPOSITION_ROOT and name.split(".")[0] == "offload":
+            assert name in OFFLOAD_VALUE_TYPES, f"{path}: {name} is not a module of options"
 
 
 def test_the_scheduler_is_pure_python() -> None:

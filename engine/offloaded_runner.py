@@ -1,0 +1,57 @@
+"""Load a model into less device memory than it takes, and make the runner that streams the rest."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+
+from engine.compute_share import offload_threads
+from engine.dtype import resolve_dtype
+from engine.model_runner import ModelRunner
+from engine.offload_setup import OffloadSetup
+from engine.process_config import ProcessConfig
+from engine.profile_run import obtain_record
+from engine.runner_factory import BuiltRunner, ReportProgress, describe_built, load_kernels, max_model_len
+from engine.weights import load_model
+
+logger = logging.getLogger(__name__)
+
+
+def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
+    """Measure this machine unless that was done before, plan, load, and open the link.
+
+    Raises:
+        OSError, ValueError: the model cannot be read or is of an unknown kind.
+        EngineStartError: no plan serves any class within the memory.
+        OffloadError: the link or the record failed.
+    """
+    engine, scheduler = config.engine, config.scheduler
+    result = obtain_record(engine, scheduler, report)
+    logger.info("performance record: %s%s", result.path, "" if result.is_fresh else " (measured before)")
+    threads = offload_threads(engine.threads)
+    report("loading kernels", 0.0)
+    library = load_kernels(engine.kernels, threads, os.environ)
+    torch.set_num_threads(threads if library is None else 1)
+    dtype = resolve_dtype(engine.dtype)
+    setup = OffloadSetup(config.offload, engine, scheduler, config.slo_classes, result.record, dtype)
+    model = load_model(
+        engine.model_path,
+        engine.dtype,
+        lambda fraction: report("loading weights", fraction),
+        batch_invariant=engine.batch_invariant,
+        library=library,
+        quantize=engine.quantize,
+        place=setup.place,
+    )
+    placed = setup.placed
+    assert placed is not None
+    num_blocks = placed.weights.max_kv_blocks
+    limit = max_model_len(engine.max_model_len_tokens, model.config.max_position_tokens, placed.plan.max_model_len)
+    report("making the KV cache", 0.0)
+    runner = ModelRunner(
+        model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit,
+        placed.weights.kv_memory,
+    )  # fmt: skip
+    return describe_built(config, model, runner, num_blocks, limit, threads, setup.manager(runner.kv_cache))
