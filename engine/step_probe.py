@@ -24,8 +24,8 @@ class StepProbe:
     def __init__(self, decoder: Decoder | NativeDecoder, num_blocks: int, block_size: int) -> None:
         self._decoder = decoder
         self._block_size = block_size
-        self._kv_cache = KVCache(decoder.config, decoder.dtype, num_blocks, block_size)
-        self._kv_cache.region.fill_(_KV_VALUE)
+        self.kv_cache = KVCache(decoder.config, decoder.dtype, num_blocks, block_size)
+        self.kv_cache.region.fill_(_KV_VALUE)
 
     @property
     def num_layers(self) -> int:
@@ -37,7 +37,7 @@ class StepProbe:
         metadata = self._metadata(shape)
 
         def run() -> None:
-            self._decoder.forward(token_ids, self._kv_cache.region, metadata)
+            self._decoder.forward(token_ids, self.kv_cache.region, metadata)
 
         return run
 
@@ -53,7 +53,7 @@ class StepProbe:
     def _metadata(self, shape: StepShape) -> AttentionMetadata:
         size, num_sequences = self._block_size, shape.num_sequences
         blocks_each = -(-shape.context_each // size)
-        tables = np.arange(num_sequences * blocks_each).reshape(num_sequences, -1) % len(self._kv_cache.region)
+        tables = np.arange(num_sequences * blocks_each).reshape(num_sequences, -1) % len(self.kv_cache.region)
         positions = np.arange(shape.context_each - shape.tokens_each, shape.context_each)
         slots = tables[:, positions // size] * size + positions % size
         return AttentionMetadata(

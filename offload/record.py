@@ -189,11 +189,12 @@ class PerformanceRecord:
 
 
 def _bandwidth_at(points: list[LinkPoint], num_bytes: int) -> float:
-    """Of a copy of `num_bytes`: the median of the nearest measured size, straight in the logarithm between two."""
+    """Of a copy of `num_bytes`: its time lies straight between those of the nearest measured sizes."""
     ordered = sorted(points, key=lambda point: point.num_bytes)
     for small, large in itertools.pairwise(ordered):
         if small.num_bytes <= num_bytes <= large.num_bytes:
-            share = math.log(num_bytes / small.num_bytes) / math.log(large.num_bytes / small.num_bytes)
-            return small.p50_bytes_per_s + share * (large.p50_bytes_per_s - small.p50_bytes_per_s)
+            share = (num_bytes - small.num_bytes) / (large.num_bytes - small.num_bytes)
+            small_s, large_s = median(small.samples_s), median(large.samples_s)
+            return num_bytes / (small_s + share * (large_s - small_s))
     nearest = ordered[0] if num_bytes < ordered[0].num_bytes else ordered[-1]
     return nearest.p50_bytes_per_s

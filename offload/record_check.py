@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from offload.errors import OffloadError
 from offload.measurements import LayerPoint, Measurements, RowPoint
+from offload.transfer import Direction
 
 MAX_LAYER_S = 10.0
 MAX_FIXED_S = 10.0
@@ -105,9 +106,10 @@ def _link_problems(measurements: Measurements) -> Iterator[str]:
             yield f"{where}: num_bytes must be at least 1"
         for name, samples_s in (("samples_s", point.samples_s), ("together_samples_s", point.together_samples_s)):
             yield from _time_problems(f"{where}: {name}", samples_s, math.inf)
-    for direction in {point.direction for point in measurements.link}:
-        largest = max((p for p in measurements.link if p.direction is direction), key=lambda p: p.num_bytes)
-        if largest.samples_s and largest.together_samples_s:
+    for direction in Direction:
+        points = [point for point in measurements.link if point.direction is direction]
+        largest = max(points, key=lambda point: point.num_bytes, default=None)
+        if largest is not None and largest.samples_s and largest.together_samples_s:
             for rate in (largest.p50_bytes_per_s, largest.together_bytes_per_s):
                 if not MIN_LINK_BYTES_PER_S <= rate <= MAX_LINK_BYTES_PER_S:
                     yield (

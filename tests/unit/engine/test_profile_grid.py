@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.profile_grid import ProfileLimits, StepShape, grid, held_out_grid
+
+LIMITS = st.builds(
+    lambda seqs, more, context, blocks: ProfileLimits(seqs, seqs + more, min(context, 16 * blocks), 16 * blocks),
+    st.integers(1, 300),
+    st.integers(0, 4000),
+    st.integers(1, 200_000),
+    st.integers(1, 20_000),
+)
+
+
+@given(LIMITS)
+def test_only_steps_that_can_be_are_measured_and_none_twice(limits: ProfileLimits) -> None:
+    fitted, held_out = grid(limits), held_out_grid(limits)
+    shapes = [*fitted, *held_out]
+    assert all(limits.allow(shape) for shape in shapes)
+    assert len(shapes) == len(set(shapes))
+    assert fitted[0] == StepShape(1, 1, min(64, limits.max_context_tokens))
+    assert len(shapes) < 100
+
+
+@given(LIMITS)
+def test_the_largest_steps_are_among_them(limits: ProfileLimits) -> None:
+    loads = [shape.load for shape in grid(limits)]
+    largest_chunk = min(limits.max_num_tokens, limits.max_context_tokens)
+    assert max(load.num_tokens for load in loads) >= largest_chunk
+    largest_batch = min(limits.max_num_sequences, limits.kv_tokens)
+    assert largest_batch / 2 < max(load.num_sequences for load in loads if load.is_decode) <= largest_batch
+
+
+def test_a_server_of_usual_size_has_held_out_steps_of_both_kinds() -> None:
+    limits = ProfileLimits(64, 512, 8192, 23_296)
+    held_out = [shape.load for shape in held_out_grid(limits)]
+    assert {load.is_decode for load in held_out} == {True, False}
+    assert {3, 6, 12, 24, 48} <= {load.num_sequences for load in held_out}
+
+
+def test_limits_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="kv_tokens is 0, it must be at least 1"):
+        ProfileLimits(1, 1, 1, 0)
