@@ -15,11 +15,19 @@ from kernels.attention.base import AttentionMetadata, cache_shape
 class PagedDecoding:
     """Blocks are handed out in random order; the cache starts as NaN, so that reading past what was written shows."""
 
-    def __init__(self, decoder: Decoder | NativeDecoder, num_blocks: int, block_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder | NativeDecoder,
+        num_blocks: int,
+        block_size: int = 16,
+        seed: int = 0,
+        cache: Tensor | None = None,
+    ) -> None:
+        """`cache` is used as it is where it is given; it may be changed for another view of the same blocks."""
         config = decoder.config
         shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim)
         self._decoder = decoder
-        self._cache = torch.full(shape, float("nan"), dtype=decoder.dtype)
+        self.cache = torch.full(shape, float("nan"), dtype=decoder.dtype) if cache is None else cache
         self._block_size = block_size
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._tables: dict[int, list[int]] = {}
@@ -43,7 +51,7 @@ class PagedDecoding:
             positions=torch.cat(positions),
         )
         token_ids = torch.tensor([token for new in tokens.values() for token in new])
-        hidden = self._decoder.forward(token_ids, self._cache, metadata)
+        hidden = self._decoder.forward(token_ids, self.cache, metadata)
         return dict(zip(tokens, hidden.split(metadata.query_lens), strict=True))
 
     def logits(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:

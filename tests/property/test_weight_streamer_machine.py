@@ -1,4 +1,4 @@
-"""A weight streamer under any order of steps, changes, faults and speeds: computation reads a layer's bytes or an error."""
+"""A weight streamer under any order of steps, changes, faults and speeds: whoever reads a layer gets its own bytes."""
 
 from __future__ import annotations
 

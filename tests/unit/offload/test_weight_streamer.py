@@ -183,9 +183,7 @@ def test_a_failed_copy_fails_the_step_and_the_next_one_loads_it_again() -> None:
     units.read(1)
     streamer.release(1)
     link.fail(link.handles[-2], OSError("the bus is gone"))
-    with pytest.raises(
-        WeightLoadError, match=r"the weights of layer 2 \(1,000 bytes\) were not copied .*the bus is gone"
-    ):
+    with pytest.raises(WeightLoadError, match=r"of layer 2 \(1,000 bytes\) were not copied .*the bus is gone"):
         streamer.acquire(2)
     streamer.check()
     streamer.end_step()
@@ -218,7 +216,7 @@ def test_a_dead_link_raises_and_never_hangs() -> None:
     streamer.set_streamed([0, 1, 2])
     streamer.begin_step(math.inf)
     link.die(RuntimeError("no more"))
-    with pytest.raises(WeightLoadError, match="layer 0 .*no more"):
+    with pytest.raises(WeightLoadError, match=r"layer 0 .*no more"):
         streamer.acquire(0)
     streamer.end_step()
     with pytest.raises(LinkError, match="died"):

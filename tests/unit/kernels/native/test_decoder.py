@@ -193,6 +193,89 @@ def test_a_step_is_its_operations_in_order(
     torch.testing.assert_close(cache, expected_cache, rtol=1e-4, atol=1e-4)
 
 
+@given(
+    options=option_sets,
+    lens=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=4),
+    cuts=st.sets(st.integers(1, 4)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 10_000),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_ranges_of_layers_give_the_bits_of_one_call_wherever_the_weights_are_moved(
+    library: NativeLibrary,
+    options: Options,
+    lens: list[tuple[int, int]],
+    cuts: set[int],
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Between ranges another decoder computes; each layer's weights are there only while it is computed."""
+    shape = LayerShape(24, 40, 4, 2, 6, 1e-5, 0.3, dtype, options.soft_cap, options.activation)
+    numbers, num_layers = Numbers(seed), 5
+    layers = tuple(make_operands(shape, options, numbers, kind=i % len(options.windows)) for i in range(num_layers))
+    kinds = tuple(LayerKind(0.1 * numbers(3), window) for window in options.windows)
+    operands = DecoderOperands(layers, kinds, pack(numbers(VOCAB_SIZE, 24)), numbers(24))
+    step, num_blocks = make_step(tuple(q for q, _ in lens), tuple(c for _, c in lens), seed)
+    token_ids = torch.randint(0, VOCAB_SIZE, step.positions.shape, generator=torch.Generator().manual_seed(seed))
+    cache = numbers(*cache_shape(num_blocks, num_layers, BLOCK_SIZE, 2, 6)).to(dtype)
+    expected_cache = cache.clone()
+    expected = NativeStack(library, shape, operands).forward(token_ids, expected_cache, step)
+
+    stack = NativeStack(library, shape, operands)
+    bounds = [0, *sorted(cuts), num_layers]
+    ranges = stack.begin(token_ids, cache, step)
+    for first, end in itertools.pairwise(bounds):
+        moved = [moved_elsewhere(layer) for layer in layers[first:end]]
+        for index, layer in enumerate(moved, start=first):
+            stack.move(index, stack.place(layer))
+        ranges.run(first, end)
+        for layer in moved:
+            for matrix in (*layer.qkv, layer.output, layer.gate, layer.up, layer.down):
+                matrix.data.fill_(0xDB)
+    assert torch.equal(ranges.out, expected)
+    assert torch.equal(cache, expected_cache)
+
+
+def moved_elsewhere(layer: LayerOperands) -> LayerOperands:
+    """The same numbers in memory of their own."""
+
+    def copy(matrix: PackedMatrix) -> PackedMatrix:
+        return dataclasses.replace(matrix, data=matrix.data.clone())
+
+    return dataclasses.replace(
+        layer,
+        qkv=tuple(map(copy, layer.qkv)),
+        output=copy(layer.output),
+        gate=copy(layer.gate),
+        up=copy(layer.up),
+        down=copy(layer.down),
+    )
+
+
+def test_a_range_that_does_not_come_next_is_refused(library: NativeLibrary) -> None:
+    shape, operands = small_decoder(num_layers=3)
+    step, num_blocks = make_step((3,), (2,), seed=0)
+    cache, token_ids = torch.zeros(cache_shape(num_blocks, 3, BLOCK_SIZE, 1, 4)), torch.tensor([0, 1, 2])
+    stack, other = (NativeStack(library, shape, operands) for _ in range(2))
+    ranges = stack.begin(token_ids, cache, step)
+    for wrong in ((1, 3), (0, 0), (0, 4), (-1, 1)):
+        with pytest.raises(ValueError, match=rf"layers {wrong[0]} to {wrong[1]} of 3 in a step of 3 tokens are out"):
+            ranges.run(*wrong)
+    ranges.run(0, 1)
+    for wrong in ((2, 3), (1, 1)):
+        with pytest.raises(ValueError, match="what comes next"):
+            ranges.run(*wrong)
+    ranges.run(1, 2)
+    other.forward(token_ids, cache, step)
+    with pytest.raises(ValueError, match="what comes next"):
+        ranges.run(2, 3)
+    again = stack.begin(token_ids, cache, step)
+    again.run(0, 3)
+    assert torch.equal(again.out, other.forward(token_ids, cache, step))
+    with pytest.raises(ValueError, match="what comes next"):
+        again.run(2, 3)
+
+
 def test_weights_that_do_not_fit_are_refused(library: NativeLibrary) -> None:
     shape, operands = small_decoder()
     (layer,) = operands.layers
@@ -245,7 +328,7 @@ def test_a_step_that_points_elsewhere_is_refused_and_nothing_is_written(
     token_ids = changes.get("token_ids", torch.tensor([0, 1, 2]))
     wrong = dataclasses.replace(step, **{name: value for name, value in changes.items() if name != "token_ids"})
     with pytest.raises(
-        ValueError, match="a step of 3 tokens are out of range: .* the vocabulary of 21, the cache of 3"
+        ValueError, match=r"a step of 3 tokens are out of range: .* the vocabulary of 21, the cache of 3"
     ):
         stack.forward(token_ids, cache, wrong)
     assert not cache.any()
@@ -273,15 +356,19 @@ def test_tensors_of_a_step_that_do_not_fit_are_refused(library: NativeLibrary) -
 
 
 def test_an_empty_step_is_nothing(library: NativeLibrary) -> None:
-    shape, operands = small_decoder()
+    shape, operands = small_decoder(num_layers=2)
     none = torch.zeros(0, dtype=torch.int64)
     step = AttentionMetadata((), (), torch.zeros(0, 0, dtype=torch.int64), none, none)
-    out = NativeStack(library, shape, operands).forward(none, torch.zeros(cache_shape(1, 1, BLOCK_SIZE, 1, 4)), step)
-    assert out.shape == (0, 8)
+    stack, cache = NativeStack(library, shape, operands), torch.zeros(cache_shape(1, 2, BLOCK_SIZE, 1, 4))
+    assert stack.forward(none, cache, step).shape == (0, 8)
+    ranges = stack.begin(none, cache, step)
+    ranges.run(0, 1)
+    ranges.run(1, 2)
+    assert ranges.out.shape == (0, 8)
 
 
-def small_decoder() -> tuple[LayerShape, DecoderOperands]:
+def small_decoder(num_layers: int = 1) -> tuple[LayerShape, DecoderOperands]:
     shape, numbers = LayerShape(8, 12, 2, 1, 4, 1e-5, 0.5, torch.float32), Numbers(0)
     options = Options(True, False, False, False, Activation.SILU, None, (None,))
-    layers = (make_operands(shape, options, numbers, kind=0),)
+    layers = tuple(make_operands(shape, options, numbers, kind=0) for _ in range(num_layers))
     return shape, DecoderOperands(layers, (LayerKind(torch.ones(2)),), pack(numbers(VOCAB_SIZE, 8)), numbers(8))
