@@ -58,6 +58,59 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fraction: float
 
 
+class ClassFloorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan in force can promise a latency class."""
+
+    name: str
+    is_open: bool
+    is_best_effort: bool
+    floor_ttft_s: float
+    """The fastest that this memory allows."""
+    floor_tpot_s: float
+    max_streamed_layers: int | None
+    """The most at which its targets are met; None: they are not."""
+
+
+class LinkDirectionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of the link; dictionaries by class of transfer, since it was opened."""
+
+    p50_bytes_per_s: float
+    p5_bytes_per_s: float
+    is_derated: bool
+    num_drops: int
+    num_bytes: dict[str, int]
+    busy_s: dict[str, float]
+    num_late_slices: dict[str, int]
+    num_failed: dict[str, int]
+
+
+class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Streamed weights: gauges of now and totals since the engine started."""
+
+    num_layers: int
+    num_streamed_layers: int
+    num_slots: int
+    num_steps: int
+    num_weight_bytes: int
+    """Of the loads that steps used."""
+    num_loads: int
+    hidden_s: float
+    """Copying under computation."""
+    exposed_s: float
+    """Computation waiting for copies."""
+    num_raised: int
+    """Layers that went to the host."""
+    num_lowered: int
+    """Layers that came back."""
+    num_replans: int
+    h2d: LinkDirectionStats
+    d2h: LinkDirectionStats
+    ledger: dict[str, int]
+    """Device memory by owner, in bytes; adds up to the cap."""
+    host_bytes: int
+    classes: tuple[ClassFloorStats, ...]
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Weights are loaded and a real token was made."""
 
@@ -75,6 +128,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     load_s: float
     weights_bytes_by_format: dict[str, int] = {}
     """Of the matrices, by the name of their format: "Q4_1", "bfloat16", ..."""
+    offload: OffloadStats | None = None
+    """None where nothing is ever streamed."""
     longest_step_s: float = 0.0
     """Estimate of a step of `max_num_batched_tokens`, from the warm-up; bounds how long silence may be work."""
 
@@ -130,59 +185,6 @@ class GroupRefused(msgspec.Struct, frozen=True, kw_only=True):
     """`scheduler.output.RefusalReason` value."""
     message: str
     retry_after_s: float | None = None
-
-
-class ClassFloorStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan in force can promise a latency class."""
-
-    name: str
-    is_open: bool
-    is_best_effort: bool
-    floor_ttft_s: float
-    """The fastest that this memory allows."""
-    floor_tpot_s: float
-    max_streamed_layers: int | None
-    """The most at which its targets are met; None: they are not."""
-
-
-class LinkDirectionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of the link; dictionaries by class of transfer, since it was opened."""
-
-    p50_bytes_per_s: float
-    p5_bytes_per_s: float
-    is_derated: bool
-    num_drops: int
-    num_bytes: dict[str, int]
-    busy_s: dict[str, float]
-    num_late_slices: dict[str, int]
-    num_failed: dict[str, int]
-
-
-class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Streamed weights: gauges of now and totals since the engine started."""
-
-    num_layers: int
-    num_streamed_layers: int
-    num_slots: int
-    num_steps: int
-    num_weight_bytes: int
-    """Of the loads that steps used."""
-    num_loads: int
-    hidden_s: float
-    """Copying under computation."""
-    exposed_s: float
-    """Computation waiting for copies."""
-    num_raised: int
-    """Layers that went to the host."""
-    num_lowered: int
-    """Layers that came back."""
-    num_replans: int
-    h2d: LinkDirectionStats
-    d2h: LinkDirectionStats
-    ledger: dict[str, int]
-    """Device memory by owner, in bytes; adds up to the cap."""
-    host_bytes: int
-    classes: tuple[ClassFloorStats, ...]
 
 
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,13 @@ class OffloadManager(Protocol):
     def end(self) -> None:
         """The step has computed, or failed."""
 
+    def verify(self) -> None:
+        """After the warm-up: the last step moved exactly what the plan says.
+
+        Raises:
+            OffloadError: it did not.
+        """
+
     def wakeup_s(self) -> float | None:
         """How soon an idle loop should take a turn all the same; None: never."""
 
@@ -43,6 +50,9 @@ class NoOffload:
 
     def end(self) -> None:
         """Nothing to do."""
+
+    def verify(self) -> None:
+        """Nothing moves."""
 
     def wakeup_s(self) -> float | None:
         return None

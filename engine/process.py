@@ -57,6 +57,7 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
     sockets.send(Progress(phase="warming up", fraction=0.0))
     warm_up(config, built, clock)
     prefill_s_per_token = warm_up(config, built, clock)
+    built.offload.verify()
     scheduler = Scheduler(config.scheduler, classes, built.num_blocks, built.max_model_len)
     with _event_log(config, built) as event_log:
         core = EngineCore(
@@ -199,6 +200,7 @@ def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_ste
         weights_bytes_by_format=dict(built.weights_bytes_by_format),
         kv_cache_bytes=built.kv_cache_bytes,
         threads=built.threads,
+        offload=built.offload.stats(),
         load_s=load_s,
         longest_step_s=longest_step_s,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from engine.device_weights import DeviceWeights
 from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats
 from offload.arena import Arena
+from offload.errors import OffloadError
 from offload.link import DirectionStatus, Link, LinkStatus
 from offload.plan import ClassPlan, OffloadPlan
 from offload.residency_controller import ResidencyController, ResidencyNeed
@@ -75,6 +76,7 @@ class WeightOffload:
         self._fence: int | None = None
         """The k to come down to once no block stands in its way."""
         self._is_in_step = False
+        self._last_step_bytes = 0
         self._totals = _Totals()
         set_border(weights.num_kv_blocks)
 
@@ -120,6 +122,18 @@ class WeightOffload:
         totals.num_loads += transfers.num_loads
         totals.hidden_s += transfers.hidden_s
         totals.exposed_s += transfers.exposed_s
+        self._last_step_bytes = transfers.num_bytes
+
+    def verify(self) -> None:
+        """As `OffloadManager` says."""
+        plan, k = self._plan, self._weights.num_streamed
+        streamed = sum(plan.unit_bytes[layer] for layer in plan.layer_order[:k])
+        planned = streamed if k > plan.num_slots else 0  # units that all have a slot are copied once and stay
+        if self._last_step_bytes != planned:
+            raise OffloadError(
+                f"a step with {k} streamed layers moved {self._last_step_bytes:,} bytes, the plan has {planned:,}: "
+                "what is said of memory and time would not be true"
+            )
 
     def wakeup_s(self) -> float | None:
         """As `OffloadManager` says."""

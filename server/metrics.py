@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from engine.messages import Ready, StepOutputs
+from engine.messages import ClassFloorStats, Ready, StepOutputs
 from scheduler.slo import Outcome, SLOClasses
 from server.engine_metrics import EngineMetrics
 from server.histogram_edges import LOOP_LAG_S
+from server.offload_metrics import OffloadMetrics
 from server.request_metrics import RequestMetrics
 from server.request_record import RequestRecord
 
@@ -47,6 +48,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._requests = RequestMetrics(self._registry, classes, model_name)
         self._engine = EngineMetrics(self._registry, classes, model_name)
+        self._offload = OffloadMetrics(self._registry, classes)
         self._handlers = frozenset(handlers)
         self._responses = Counter(
             "headrace_http_responses",
@@ -86,6 +88,9 @@ class Metrics:
     def on_engine_ready(self, ready: Ready) -> None:
         """An engine process, the first or a later one, is ready."""
         self._engine.on_engine_ready(ready)
+        self._offload.forget()
+        if ready.offload is not None:
+            self._offload.observe(ready.offload)
 
     def on_engine_died(self) -> None:
         """The engine process is gone."""
@@ -94,6 +99,8 @@ class Metrics:
     def on_step(self, outputs: StepOutputs) -> None:
         """One message of the engine."""
         self._engine.on_step(outputs)
+        if outputs.stats.offload is not None:
+            self._offload.observe(outputs.stats.offload)
 
     def observe_http(self, handler: str | None, method: str, status: int) -> None:
         """A response began; `handler` is the matched route's template."""
@@ -121,6 +128,10 @@ class Metrics:
     def waiting_by_class(self) -> dict[str, int]:
         """Choices that wait in the engine now, by class."""
         return self._engine.waiting_by_class()
+
+    def class_floor(self, name: str) -> ClassFloorStats | None:
+        """What the plan in force can promise a class; None where nothing is streamed."""
+        return self._offload.floors.get(name)
 
     def render(self) -> bytes:
         """The Prometheus text format, version 0.0.4 (`CONTENT_TYPE`)."""

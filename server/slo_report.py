@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.messages import ClassFloorStats
 from scheduler.slo import Outcome, SLOClass, SLOClasses
 from server.metrics import Metrics
 
@@ -9,7 +10,7 @@ from server.metrics import Metrics
 def build_slo_report(classes: SLOClasses, metrics: Metrics) -> dict[str, object]:
     """The body of `GET /v1/slo`, as plain JSON values; counts are since the server's start.
 
-    `floor` is null, and every class open, where the machine's speed was not measured. `attainment` is met / (finished -
+    `floor` is the fastest that the plan in force allows: null, and every class open, where no weights are streamed. `attainment` is met / (finished -
     cancelled) by class asked for: what was refused or failed counts as missed, a client that left in time does not
     count. `promises.rate` is kept / (kept + broken) by class granted. Both are null before the first request.
     """
@@ -18,11 +19,13 @@ def build_slo_report(classes: SLOClasses, metrics: Metrics) -> dict[str, object]
     return {
         "object": "slo",
         "default_class": classes.default.name,
-        "classes": [_describe(c, counts[c.name], waiting[c.name]) for c in classes],
+        "classes": [_describe(c, counts[c.name], waiting[c.name], metrics.class_floor(c.name)) for c in classes],
     }
 
 
-def _describe(slo_class: SLOClass, counts: dict[str, int], num_waiting: int) -> dict[str, object]:
+def _describe(
+    slo_class: SLOClass, counts: dict[str, int], num_waiting: int, floor: ClassFloorStats | None
+) -> dict[str, object]:
     outcomes = {outcome.value: counts[outcome.value] for outcome in Outcome}
     num_finished = sum(outcomes.values())
     kept, broken = counts["promises_kept"], counts["promises_broken"]
@@ -41,9 +44,9 @@ def _describe(slo_class: SLOClass, counts: dict[str, int], num_waiting: int) -> 
         "protected": slo_class.protected,
         "when_infeasible": slo_class.when_infeasible,
         "degrade_to": slo_class.degrade_to,
-        "floor": None,
-        "open": True,
-        "best_effort": False,
+        "floor": None if floor is None else {"ttft_ms": _ms(floor.floor_ttft_s), "tpot_ms": _ms(floor.floor_tpot_s)},
+        "open": floor is None or floor.is_open,
+        "best_effort": floor is not None and floor.is_best_effort,
         "queue": {
             "waiting": num_waiting,
             "cap_tokens": slo_class.queue_cap_tokens,
