@@ -23,6 +23,7 @@ from engine.runner import Clock
 from engine.runner_factory import BuiltRunner, RunnerFactory
 from engine.sampling_params import SamplingParams
 from engine.sockets import EngineSockets
+from offload.errors import OffloadError
 from scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,10 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
     sockets.send(Progress(phase="warming up", fraction=0.0))
     warm_up(config, built, clock)
     prefill_s_per_token = warm_up(config, built, clock)
-    built.offload.verify()
+    try:
+        built.offload.verify()
+    except OffloadError as error:
+        raise EngineStartError(str(error)) from error
     scheduler = Scheduler(config.scheduler, classes, built.num_blocks, built.max_model_len)
     with _event_log(config, built) as event_log:
         core = EngineCore(
@@ -83,7 +87,7 @@ def _build(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
         check_kv_cache_memory(config.engine.kv_cache_memory_bytes, available_memory_bytes())
     try:
         return make_runner(config, lambda phase, fraction: sockets.send(Progress(phase=phase, fraction=fraction)))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OffloadError) as error:
         raise EngineStartError(str(error)) from error
     except MemoryError as error:
         raise EngineStartError(

@@ -10,9 +10,10 @@ from server.metrics import Metrics
 def build_slo_report(classes: SLOClasses, metrics: Metrics) -> dict[str, object]:
     """The body of `GET /v1/slo`, as plain JSON values; counts are since the server's start.
 
-    `floor` is the fastest that the plan in force allows: null, and every class open, where no weights are streamed. `attainment` is met / (finished -
-    cancelled) by class asked for: what was refused or failed counts as missed, a client that left in time does not
-    count. `promises.rate` is kept / (kept + broken) by class granted. Both are null before the first request.
+    `floor` is the fastest that the plan in force allows: null, and every class open, where no weights are streamed.
+    `attainment` is met / (finished - cancelled) by class asked for: what was refused or failed counts as missed, a
+    client that left in time does not count. `promises.rate` is kept / (kept + broken) by class granted. Both are null
+    before the first request.
     """
     counts = metrics.request_counts()
     waiting = metrics.waiting_by_class()
