@@ -18,7 +18,7 @@ from engine.runner_factory import load_kernels
 from kernels.native_library import NativeLibrary, build_library
 from offload.errors import OffloadError
 from offload.fingerprint import Fingerprint, digest_model, identify_processor
-from offload.record_check import ImplausibleRecordError
+from offload.record_check import ImplausibleRecordError, check_measurements
 from offload.record_file import RecordFileError, read_record, record_path, records_directory, write_record
 from scheduler.config import SchedulerConfig
 
@@ -93,6 +93,7 @@ def _obtain(
         if known is not None:
             return ProfileResult(known, path, is_fresh=False)
         record = _measure(engine, scheduler, fingerprint, threads, library, report, tools)
+        _check(record)
         write_record(path, record)
         return ProfileResult(record, path, is_fresh=True)
     finally:
@@ -143,6 +144,17 @@ def _known_record(path: Path, fingerprint: Fingerprint) -> PerformanceRecord | N
     except (RecordFileError, ImplausibleRecordError) as error:
         logger.warning("measuring anew: %s", error)
         return None
+
+
+def _check(record: PerformanceRecord) -> None:
+    """Raises ProfileError: what was measured contradicts itself."""
+    try:
+        check_measurements(record.measurements)
+    except ImplausibleRecordError as error:
+        raise ProfileError(
+            f"the measurements are of no use ({error.problem}): something else was computing all the time; "
+            "stop it, or wait, and measure again with `headrace profile`"
+        ) from error
 
 
 def _measure(

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
+from engine.contradictions import believable, find_contradicted, medians
 from engine.interference_probe import BusyLink, measure_interference
 from engine.link_probe import SIZES_BYTES, Allocate, LinkBuffers, measure_link, measure_restart
 from engine.overhead_probe import measure_overhead
@@ -25,6 +26,9 @@ DEFAULT_PACES_BYTES_PER_S: tuple[float | None, ...] = (0.5e9, 2e9, None)
 """Of the copier beside a step; None: as fast as it can."""
 _SHARES = {"layers": 0.70, "head": 0.02, "overhead": 0.04, "link": 0.06, "restart": 0.02, "interference": 0.16}
 """Of the time, and so of the progress."""
+_MAX_SETTLING = 3
+_SETTLING_SHARE = 0.05
+"""Of the time for layers, each time that contradicted steps are repeated."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,11 +114,31 @@ class _Profiler:
         shapes = [*fitted, *held_out]
         steps = [self._probe.step(shape) for shape in shapes]
         steps[_largest(shapes)]()  # takes the scratch memory that all others will do with
-        samples = self._repeat("layers", [self._timed(step) for step in steps])
+        trials = [self._timed(step) for step in steps]
+        samples = self._repeat("layers", trials)
+        num_taken = self._settle(shapes, trials, samples)
         points = [
-            _layer_point(shape, taken, self._probe.num_layers) for shape, taken in zip(shapes, samples, strict=True)
+            _layer_point(shape, kept, num, self._probe.num_layers)
+            for shape, kept, num in zip(shapes, samples, num_taken, strict=True)
         ]
         return tuple(points[: len(fitted)]), tuple(points[len(fitted) :])
+
+    def _settle(self, shapes: Sequence[StepShape], trials: Sequence[Trial], samples: list[list[float]]) -> list[int]:
+        """Repeat what contradicts larger steps, and leave out of `samples` what is not to be believed.
+
+        Returns:
+            How many repetitions of each there were.
+        """
+        num_taken = [len(taken) for taken in samples]
+        loads = [shape.load for shape in shapes]
+        for _ in range(_MAX_SETTLING):
+            bounds = find_contradicted(loads, medians(samples))
+            budget_s = self._budget_s("layers") * _SETTLING_SHARE
+            again = repeat_in_turn([trials[index] for index in bounds], budget_s, self._tools.now_s, lambda _: None)
+            for (index, bound_s), taken in zip(bounds.items(), again, strict=True):
+                num_taken[index] += len(taken)
+                samples[index] = believable([*samples[index], *taken], bound_s)
+        return num_taken
 
     def _head(self) -> tuple[RowPoint, ...]:
         rows = _numbers_to(self._limits.max_num_sequences)
@@ -198,15 +222,15 @@ class _Profiler:
         return lambda share: self._tell(min(1.0, before + _SHARES[part] * share))
 
 
-def _layer_point(shape: StepShape, samples_s: Sequence[float], num_layers: int) -> LayerPoint:
-    kept, num_dropped = without_outliers(samples_s)
+def _layer_point(shape: StepShape, samples_s: Sequence[float], num_taken: int, num_layers: int) -> LayerPoint:
+    kept, _ = without_outliers(samples_s)
     load = shape.load
     return LayerPoint(
         load.num_tokens,
         load.num_sequences,
         load.num_context_tokens,
         tuple(sample / num_layers for sample in kept),
-        num_dropped,
+        num_taken - len(kept),
     )
 
 

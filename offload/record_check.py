@@ -24,6 +24,12 @@ A unit that is wrong in one place is wrong by more."""
 class ImplausibleRecordError(OffloadError):
     """A number that no machine can have measured; names it, the limit and the way out."""
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"{problem}; a unit is wrong or the file is damaged: delete it and measure again with `headrace profile`"
+        )
+        self.problem = problem
+
 
 def check_measurements(measurements: Measurements) -> None:
     """
@@ -31,9 +37,7 @@ def check_measurements(measurements: Measurements) -> None:
         ImplausibleRecordError: see there.
     """
     for problem in _problems(measurements):
-        raise ImplausibleRecordError(
-            f"{problem}; a unit is wrong or the file is damaged: delete it and measure again with `headrace profile`"
-        )
+        raise ImplausibleRecordError(problem)
 
 
 def _problems(measurements: Measurements) -> Iterator[str]:

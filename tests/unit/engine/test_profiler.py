@@ -122,3 +122,21 @@ def test_copies_never_read_what_the_last_one_left_in_a_cache() -> None:
     starts = [buffers.transfer(Direction.H2D, 1024).source.data_ptr() for _ in range(5)]
     assert [start - starts[0] for start in starts] == [0, 1024, 2048, 3072, 0]
     assert buffers.transfer(Direction.D2H, 1024).deadline_s == math.inf
+
+
+def test_steps_that_another_process_disturbed_are_measured_again(model: LoadedModel) -> None:
+    """The clock jumps in the first repetitions: three in a row of the smallest step are lost to it."""
+
+    class JumpyClock(TickingClock):
+        num_looks = 0
+
+        def __call__(self) -> float:
+            self.num_looks += 1
+            if self.num_looks < 40:
+                self._now_s += 0.5
+            return super().__call__()
+
+    measured = measure(model, CONFIG, LIMITS, dataclasses.replace(tools(), now_s=JumpyClock()))
+    check_measurements(measured)
+    assert sum(point.num_dropped for point in (*measured.layers, *measured.held_out)) > 0
+    assert max(point.p50_s for point in measured.layers) < 1e-3
