@@ -64,9 +64,9 @@ class HeadraceProcess:
         assert self._process.stderr is not None
         self._process.stderr.close()
 
-    def wait_ready(self) -> str:
+    def wait_ready(self, within_s: float = READY_WITHIN_S) -> str:
         """Its URL, once it answers requests."""
-        assert self._is_decided.wait(READY_WITHIN_S), "\n".join(["headrace serve is not ready:", *self.lines])
+        assert self._is_decided.wait(within_s), "\n".join(["headrace serve is not ready:", *self.lines])
         assert self._url is not None, "\n".join(["headrace serve ended:", *self.lines])
         return self._url
 
