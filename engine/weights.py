@@ -88,6 +88,23 @@ def load_model(
     return LoadedModel(config, decoder, torch_dtype, weights.num_bytes, weights.bytes_by_format)
 
 
+def read_weight_sizes(path: Path, choice: FormatChoice) -> tuple[ModelConfig, WeightSizes]:
+    """What a model's weights would take, from headers alone; a directory may have config.json and no weights.
+
+    Raises:
+        ModelFileError: a file is missing, damaged or not what the configuration says.
+        UnsupportedModelError: an architecture, option or number format that is not supported.
+    """
+    with contextlib.ExitStack() as opened:
+        if path.is_dir() and not any((path / name).is_file() for name in ("model.safetensors", INDEX_NAME)):
+            config, _ = _read_config(path)
+            plain = choice.plain(choice.dtype or choice.activations)
+            return config, weight_sizes(config, DecoderFormats.uniform(config, plain, choice.activations))
+        source, config, names = _open(path, opened)
+        _check_names(source, config, names)
+        return config, weight_sizes(config, choice.formats(config, source, names))
+
+
 def _open(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
     """Open the tensors, to be closed with `opened`, and read the configuration."""
     try:
@@ -104,6 +121,13 @@ def _open_gguf(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, 
 
 
 def _open_directory(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
+    config, names = _read_config(path)
+    file = _open_safetensors(path)
+    opened.callback(file.close)
+    return file, config, names
+
+
+def _read_config(path: Path) -> tuple[ModelConfig, TensorNames]:
     config_path = path / "config.json"
     fields = ConfigFields(_read_json(config_path), str(config_path))
     architecture = hf_architecture(fields)
@@ -113,9 +137,7 @@ def _open_directory(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSou
         generation = ConfigFields(_read_json(generation_path), str(generation_path))
         eos_token_ids = dict.fromkeys((*generation.token_ids("eos_token_id"), *config.eos_token_ids))
         config = dataclasses.replace(config, eos_token_ids=tuple(eos_token_ids))
-    file = _open_safetensors(path)
-    opened.callback(file.close)
-    return file, config, architecture.hf_names
+    return config, architecture.hf_names
 
 
 def _read_json(path: Path) -> dict[str, Any]:

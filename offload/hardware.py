@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from offload.errors import OffloadError
 
-
 _Entry = TypeVar("_Entry")
 
 

@@ -25,7 +25,7 @@ def seconds(value_s: float) -> str:
 
 def gigabytes(num_bytes: float) -> str:
     """In 10^9 or 10^6 bytes."""
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes / 1e9:.2f} GB" if abs(num_bytes) >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def explain_step(times: StepTimes, k: int) -> str:
@@ -78,7 +78,7 @@ def all_closed(
     )
     margin = request.target_margin
     looser = f"a looser target: TPOT of at least {seconds(tpot / margin)} and TTFT of at least {seconds(ttft / margin)}"
-    return Infeasible(reason, (looser, *_ways_to_fit(shape, request)))
+    return Infeasible(reason, (looser, *ways_to_fit(shape, request)))
 
 
 def does_not_fit(shape: ModelShape, request: PlanRequest) -> Infeasible:
@@ -98,7 +98,7 @@ def does_not_fit(shape: ModelShape, request: PlanRequest) -> Infeasible:
     )
     if needed > request.device_bytes:
         reason = f"{shape.name} does not fit {gigabytes(request.device_bytes)} of device memory: {arithmetic}."
-        return Infeasible(reason, _ways_to_fit(shape, request))
+        return Infeasible(reason, ways_to_fit(shape, request))
     over = shape.weights_bytes + request.workspace_bytes + block - request.device_bytes
     host = 0 if request.host_bytes is None else request.host_bytes
     if request.host_bytes is not None and host < over:
@@ -107,12 +107,12 @@ def does_not_fit(shape: ModelShape, request: PlanRequest) -> Infeasible:
             f"the host holds {gigabytes(host)}: streaming needs that much there, and its slots besides."
         )
         more_host = f"--host-memory of at least {gigabytes(over + placement.slots_bytes + placement.slot_bytes)}"
-        return Infeasible(reason, (more_host, *_ways_to_fit(shape, request)))
+        return Infeasible(reason, (more_host, *ways_to_fit(shape, request)))
     reason = (
         f"the strategy {request.strategy!r} has no layout of {shape.name} for {gigabytes(request.device_bytes)} of "
         f"device memory: {gigabytes(over)} must be streamed, and the slots be paid for."
     )
-    return Infeasible(reason, ("--offload-strategy interval", *_ways_to_fit(shape, request)))
+    return Infeasible(reason, ("--offload-strategy interval", *ways_to_fit(shape, request)))
 
 
 def _compared(value_s: float, limit_s: float, margin: float, target_s: float) -> str:
@@ -120,8 +120,8 @@ def _compared(value_s: float, limit_s: float, margin: float, target_s: float) ->
     return f"{seconds(value_s)} {sign} {margin:g} x {seconds(target_s)}"
 
 
-def _ways_to_fit(shape: ModelShape, request: PlanRequest) -> tuple[str, ...]:
-    """So that all weights, and KV of one request, are on the device."""
+def ways_to_fit(shape: ModelShape, request: PlanRequest) -> tuple[str, ...]:
+    """What would put more of the weights, or all of them beside the KV of one request, on the device."""
     kv = min(START_TOKENS, shape.max_position_tokens) * shape.kv_bytes_per_token
     whole = shape.weights_bytes + request.workspace_bytes + kv
     options = [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from engine.config import EngineConfig
+from engine.plan_config import PlanConfig
 from loadgen.config import BenchConfig
 from offload.config import OffloadConfig
 from scheduler.config import SchedulerConfig
@@ -41,6 +42,16 @@ PROFILE_OPTIONS = tuple(
     for option in options_of(ProfileConfig, EngineConfig, SchedulerConfig, without={"model_path"})
     if option.field in _PROFILE_FIELDS
 )
+_PLAN_FIELDS = {
+    *(field.name for field in dataclasses.fields(PlanConfig)),
+    *("dtype", "quantize", "kv_cache_memory_bytes", "max_model_len_tokens", "threads", "kernels", "batch_invariant"),
+    *("max_num_batched_tokens", "max_num_seqs", "block_size"),
+}
+PLAN_OPTIONS = tuple(
+    option
+    for option in options_of(PlanConfig, EngineConfig, SchedulerConfig, without={"model_path"})
+    if option.field in _PLAN_FIELDS
+)
 _MODEL_HELP = f"Directory, GGUF file, hub id or alias; default: {DEFAULT_ALIAS}."
 _SERVE_HELP = (
     "Serve a model over the OpenAI API. Every option is also a variable (--port is HEADRACE_PORT) and a key of the "
@@ -56,6 +67,12 @@ _PROFILE_HELP = (
     "kept in the cache, for `plan` and for `serve` with a memory cap; it holds for the options given here. Let nothing "
     "else compute meanwhile."
 )
+_PLAN_HELP = (
+    "Say before anything is started how much of a model would be streamed, what memory that frees, and which latency "
+    "classes would be served in time: for this machine by the record of `profile`, or with --gpu for an accelerator of "
+    "the built-in table. The status is 0 with a plan, 3 where none serves any class."
+)
+_PLAN_MODEL_HELP = f"{_MODEL_HELP[:-1]}. With --gpu also a built-in shape, such as llama-3-8b or opt-6.7b."
 
 app = typer.Typer(
     name="headrace",
@@ -216,6 +233,38 @@ def _profile(model: str | None, config_path: Path | None, typed: Typed) -> None:
         _fail(str(error))
 
 
+def _plan(model: str | None, config_path: Path | None, typed: Typed) -> None:
+    from server.log_setup import set_up_logging
+    from server.settings import SettingsError, load_settings
+    from server.slo_table import SLOTableError, load_slo_classes
+
+    try:
+        settings = load_settings(PLAN_OPTIONS, typed, {}, config_path)
+        config = settings.build(PlanConfig)
+        scheduler = settings.build(SchedulerConfig)
+        engine = settings.build(EngineConfig, model_path="")  # its place is known further below
+        classes = load_slo_classes(config.classes_path, None)
+    except (SettingsError, SLOTableError) as error:
+        _fail(str(error), EXIT_USAGE)
+    if None not in (model, config.model) and model != config.model:
+        _fail(f"MODEL is {model!r} and --model {config.model!r}: give one", EXIT_USAGE)
+    set_up_logging("WARNING")
+
+    # Here and not above: these take seconds to import, and the errors above should not wait for that.
+    from rich.console import Console
+
+    from engine.plan_run import PlanError
+    from server.plan_command import run_plan
+
+    out = Console()
+    out = out if out.is_terminal else Console(width=_LOG_COLUMNS)
+    try:
+        status = run_plan(config, model or config.model or DEFAULT_ALIAS, engine, scheduler, classes, out)
+    except PlanError as error:
+        _fail(str(error))
+    raise typer.Exit(status)
+
+
 def _config_variable() -> Path | None:
     path = os.environ.get("HEADRACE_CONFIG")
     return Path(path) if path else None
@@ -253,6 +302,9 @@ app.command("serve", help=_SERVE_HELP, cls=SectionedCommand)(
 )
 app.command("profile", help=_PROFILE_HELP, short_help="Measure this machine with a model.", cls=SectionedCommand)(
     command_of(PROFILE_OPTIONS, _profile, "MODEL", _MODEL_HELP)
+)
+app.command("plan", help=_PLAN_HELP, short_help="Say what a machine could serve in time.", cls=SectionedCommand)(
+    command_of(PLAN_OPTIONS, _plan, "MODEL", _PLAN_MODEL_HELP)
 )
 app.command(
     "bench", help=_BENCH_HELP, short_help="Load a server; show who met its targets, by class.", cls=SectionedCommand

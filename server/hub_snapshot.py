@@ -87,6 +87,25 @@ class HubSnapshots:
             raise ModelError(f"{hub_id.repo} changed on the hub while it was fetched: pull it again")
         return folder / hub_id.file_name if hub_id.file_name else folder
 
+    def fetch_config(self, hub_id: HubId) -> Path:
+        """The folder with config.json of a snapshot; that file alone is downloaded, if it is not here.
+
+        Raises:
+            ModelError: the hub is out of reach, or has no such model.
+        """
+        from huggingface_hub.errors import HFValidationError, HTTPError, OfflineModeIsEnabled
+
+        try:
+            folder = self._download(hub_id, ["config.json"])
+        except (HFValidationError, OfflineModeIsEnabled, HTTPError, OSError) as error:
+            raise ModelError(
+                f"config.json of {hub_id.repo} could not be fetched from the hub: "
+                f"{str(error).strip() or type(error).__name__}."
+            ) from error
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{hub_id.repo} has no config.json.")
+        return folder
+
     def _download(self, hub_id: HubId, patterns: list[str]) -> Path:
         """The snapshot's folder, which then holds the files of the repository that match."""
         from huggingface_hub import snapshot_download

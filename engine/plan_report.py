@@ -1,0 +1,187 @@
+"""A plan as lines and tables of text, and as plain values: for whoever shows or stores it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from offload.hardware import Hardware
+from offload.interval import hidden_interval
+from offload.model_shape import ModelShape
+from offload.plan import ClassPlan, Infeasible, OffloadPlan
+from offload.plan_request import PlanRequest
+from offload.plan_text import gigabytes, seconds, ways_to_fit
+from offload.step_cost import StepCost
+from offload.target import ClassTarget
+from offload.transfer import Direction
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReportTable:
+    """Rows of text under a title."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanReport:
+    """Everything there is to show."""
+
+    is_feasible: bool
+    heading: tuple[str, ...]
+    """What was planned for what."""
+    verdict: str
+    tables: tuple[ReportTable, ...]
+    notes: tuple[str, ...]
+    """The arithmetic, or what would help."""
+    values: dict[str, Any]
+    """Plain values for a JSON file."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanSubject:
+    """What a plan was made of."""
+
+    machine: str
+    shape: ModelShape
+    cost: StepCost
+    targets: Sequence[ClassTarget]
+    request: PlanRequest
+
+
+def hardware_text(hardware: Hardware) -> str:
+    """One line: the effective numbers that the plan counts with."""
+    link = hardware.link
+    return (
+        f"{hardware.name}, by the built-in table: {hardware.flops / 1e12:.3g} TFLOPS, memory "
+        f"{hardware.memory_bytes_per_s / 1e9:,.0f} GB/s, {link.name} {link.h2d_bytes_per_s / 1e9:.3g} GB/s, effective "
+        "(within about 25 %)"
+    )
+
+
+def make_report(subject: PlanSubject, found: OffloadPlan | Infeasible) -> PlanReport:
+    """Words and tables for what the planner found."""
+    values = {
+        "model": dataclasses.asdict(subject.shape),
+        "machine": subject.machine,
+        "request": _request_values(subject.request),
+        "targets": [dataclasses.asdict(target) for target in subject.targets],
+        "plan": found.to_json(),
+    }
+    if isinstance(found, Infeasible):
+        notes = tuple(f"Option: {option}." for option in found.options)
+        return PlanReport(False, _heading(subject), f"Infeasible. {found.reason}", (), notes, values)
+    tables = (_class_table(subject, found), _placement_table(subject, found), _ledger_table(subject, found))
+    notes = tuple(f"{c.name}: {c.explanation}." for c in found.classes)
+    if found.min_streamed_layers and any(c.is_best_effort or not c.is_open for c in found.classes):
+        ways = "; ".join(ways_to_fit(subject.shape, subject.request))
+        notes = (*notes, f"To serve more classes in time: {ways}; or looser targets.")
+    return PlanReport(True, _heading(subject), _verdict(subject.shape, found), tables, notes, values)
+
+
+def _request_values(request: PlanRequest) -> dict[str, Any]:
+    values = dataclasses.asdict(dataclasses.replace(request, assumed_cost=None))
+    return {**values, "quantile": request.quantile.value}
+
+
+def _heading(subject: PlanSubject) -> tuple[str, ...]:
+    shape, request, cost = subject.shape, subject.request, subject.cost
+    load = request.load
+    copy_s = shape.mean_layer_bytes / cost.link_bytes_per_s(Direction.H2D, request.quantile)
+    layer_s = cost.layer_s(load.decode(), request.quantile)
+    chunk_s = cost.layer_s(next(iter(load.prefill())), request.quantile)
+    chunk = min(load.chunk_tokens, load.prompt_tokens)
+    return (
+        f"{shape.name}: {gigabytes(shape.weights_bytes)} of weights ({shape.num_layers} layers of "
+        f"{gigabytes(shape.mean_layer_bytes)}, {gigabytes(shape.fixed_bytes)} that always stay), KV "
+        f"{shape.kv_bytes_per_token / 1024:,.0f} KiB a token",
+        f"on {subject.machine}",
+        f"for {load.num_sequences} {'sequence' if load.num_sequences == 1 else 'sequences'} of {load.context_tokens:,} "
+        f"tokens and a prompt of {load.prompt_tokens:,}; {request.quantile.value} of times; "
+        f"{request.kv_link_share:.0%} of the link kept for KV; predictions within {request.target_margin:g} x target",
+        f"A layer takes {seconds(layer_s)} to compute when decoding, {seconds(chunk_s)} for {chunk:,} prompt tokens, "
+        f"{seconds(copy_s)} to copy: one layer in {hidden_interval(layer_s, copy_s)} streams without a trace when "
+        f"decoding, one in {hidden_interval(chunk_s, copy_s)} in prefill.",
+    )
+
+
+def _verdict(shape: ModelShape, plan: OffloadPlan) -> str:
+    served = [c.name for c in plan.classes if c.is_open and not c.is_best_effort]
+    late = [c.name for c in plan.classes if c.is_best_effort]
+    closed = [c.name for c in plan.classes if not c.is_open]
+    parts = [f"In time: {', '.join(served) or 'no class'}"]
+    if late:
+        parts.append(f"best effort, late: {', '.join(late)}")
+    if closed:
+        parts.append(f"closed: {', '.join(closed)}")
+    streamed = f"{plan.streamed_layers} of {shape.num_layers} layers streamed at start"
+    return f"{'; '.join(parts)}. {streamed if plan.streamed_layers else 'Nothing streamed at start'}."
+
+
+def _class_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:
+    prompt = subject.request.load.prompt_tokens
+    rows = tuple(
+        (
+            c.name,
+            _state(c),
+            seconds(target.tpot_s),
+            seconds(c.predicted_tpot_s),
+            seconds(c.floor_tpot_s),
+            seconds(target.ttft_s(prompt)),
+            seconds(c.predicted_ttft_s),
+            seconds(c.floor_ttft_s),
+            *_at_most(plan, c, subject.request.block_size),
+        )
+        for c, target in zip(plan.classes, subject.targets, strict=True)
+    )
+    columns = ("class", "state", "TPOT target", "at start", "floor", "TTFT target", "at start", "floor")
+    return ReportTable("Latency classes", (*columns, "streamed at most", "KV tokens"), rows)
+
+
+def _state(c: ClassPlan) -> str:
+    return "best effort" if c.is_best_effort else "open" if c.is_open else "closed"
+
+
+def _at_most(plan: OffloadPlan, c: ClassPlan, block_size: int) -> tuple[str, str]:
+    if c.max_streamed_layers is None:
+        return (f"fewer than {plan.min_streamed_layers}" if plan.min_streamed_layers else "not even 0"), "-"
+    return str(c.max_streamed_layers), f"{plan.kv_blocks_at(c.max_streamed_layers) * block_size:,}"
+
+
+def _placement_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:
+    num_layers = subject.shape.num_layers
+    unit = "whole layers" if plan.streamed_unit == "layer" else f"the last {plan.streamed_unit:.0%} of each"
+    gained = f", {plan.kv_tokens_gained:+,} by streaming" if plan.num_slots else ""
+    rows = (
+        ("streamed layers", f"{plan.streamed_layers} of {num_layers} at start"),
+        ("while serving", f"{plan.min_streamed_layers} to {plan.max_streamed_layers}, by need and by class"),
+        ("of a layer", unit if plan.num_slots else "-"),
+        ("slots", f"{plan.num_slots} x {gigabytes(plan.slot_bytes)}" if plan.num_slots else "none"),
+        ("copied each step", gigabytes(plan.streamed_bytes)),
+        ("device memory freed, net", _freed(plan)),
+        ("KV at start", f"{plan.kv_tokens:,} tokens{gained}"),
+        ("max_model_len in force", f"{plan.max_model_len:,} of {subject.shape.max_position_tokens:,} tokens"),
+        ("host memory", gigabytes(plan.host_bytes)),
+        ("decode step", f"{seconds(plan.predicted_step_s)}, of it waiting for copies {seconds(plan.exposed_s)}"),
+        ("link busy", f"{plan.link_busy_share:.0%} of it"),
+    )
+    return ReportTable(f"Placement ({plan.strategy})", ("", ""), rows)
+
+
+def _freed(plan: OffloadPlan) -> str:
+    is_ready = plan.num_slots and not plan.streamed_layers
+    return gigabytes(plan.net_freed_bytes) + (" (slots, kept for when there is need)" if is_ready else "")
+
+
+def _ledger_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:
+    total = subject.request.device_bytes
+    rows = tuple(
+        (owner.replace("_", " "), gigabytes(num_bytes), f"{num_bytes / total:.1%}")
+        for owner, num_bytes in plan.ledger.items()
+    )
+    return ReportTable(
+        "Device memory at start", ("owner", "bytes", "share"), (*rows, ("together", gigabytes(total), "100%"))
+    )
