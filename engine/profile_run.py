@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING
 from engine.compute_share import offload_threads
 from engine.config import EngineConfig
 from engine.errors import EngineError
+from engine.model_error import ModelError
 from engine.profile_grid import ProfileLimits
 from engine.runner_factory import load_kernels
 from kernels.native_library import NativeLibrary, build_library
 from offload.errors import OffloadError
 from offload.fingerprint import Fingerprint, digest_model, identify_processor
 from offload.record_check import ImplausibleRecordError, check_measurements
-from offload.record_file import RecordFileError, read_record, record_path, records_directory, write_record
+from offload.record_file import (
+    RecordFileError,
+    make_directory,
+    read_record,
+    record_path,
+    records_directory,
+    write_record,
+)
 from scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -68,7 +76,7 @@ def obtain_record(
     """
     try:
         return _obtain(engine, scheduler, report, is_forced, tools)
-    except (OSError, ValueError, OffloadError) as error:
+    except (OSError, ValueError, ModelError, OffloadError) as error:
         raise ProfileError(str(error)) from error
     except MemoryError as error:
         raise ProfileError(
@@ -92,6 +100,7 @@ def _obtain(
         known = None if is_forced else _known_record(path, fingerprint)
         if known is not None:
             return ProfileResult(known, path, is_fresh=False)
+        make_directory(path)  # before the time is spent
         record = _measure(engine, scheduler, fingerprint, threads, library, report, tools)
         _check(record)
         write_record(path, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,6 +58,24 @@ def record_path(directory: Path, fingerprint: Fingerprint) -> Path:
     return directory / f"{fingerprint.digest}.json"
 
 
+def make_directory(path: Path) -> None:
+    """Make the folder of a record that is to be written.
+
+    Raises:
+        RecordFileError: it cannot be, or nothing can be written into it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise RecordFileError(_cannot_be_written(path, error)) from error
+
+
+def _cannot_be_written(path: Path, error: OSError) -> str:
+    return f"the record {path} cannot be written ({error.strerror}): set HEADRACE_CACHE to a folder that can"
+
+
 def write_record(path: Path, record: PerformanceRecord) -> None:
     """Replace `path` as a whole: a reader sees the old record or the new one. Emulation caps are not part of it.
 
@@ -66,9 +85,9 @@ def write_record(path: Path, record: PerformanceRecord) -> None:
     """
     check_measurements(record.measurements)
     document = _Document("headrace-record", VERSION, record.fingerprint, record.measurements)
+    make_directory(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
             file.flush()
@@ -76,9 +95,7 @@ def write_record(path: Path, record: PerformanceRecord) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise RecordFileError(
-            f"the record {path} cannot be written ({error.strerror}): set HEADRACE_CACHE to a folder that can"
-        ) from error
+        raise RecordFileError(_cannot_be_written(path, error)) from error
 
 
 def read_record(path: Path, expected: Fingerprint | None = None) -> PerformanceRecord:

@@ -57,7 +57,7 @@ def _copy(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def _progress_bar(console: Console) -> Iterator[Callable[[str, float], None]]:
     columns = ("{task.description}", BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("loading kernels", total=1.0)
         yield lambda phase, fraction: progress.update(task, description=phase, completed=fraction)
 
