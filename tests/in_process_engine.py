@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from engine.core import EngineCore
+from engine.kv_cache import KVCache
 from engine.messages import AbortChoices, AddGroup, SLORequest, StepOutputs, StepStats, TokenLogprob
 from engine.model_runner import ModelRunner
+from engine.offload_manager import NoOffload, OffloadManager
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.scheduler import Scheduler
@@ -36,17 +40,21 @@ class InProcessEngine:
         num_blocks: int,
         max_model_len: int = 1024,
         eos_token_ids: frozenset[int] = frozenset(),
+        kv_memory: Tensor | None = None,
+        make_offload: Callable[[KVCache], OffloadManager] = lambda _: NoOffload(),
         **scheduler_options: Any,
     ) -> None:
         config = SchedulerConfig(**scheduler_options)
         self.runner = ModelRunner(
-            model, num_blocks, config.block_size, config.max_num_seqs, config.max_num_batched_tokens, max_model_len
-        )
+            model, num_blocks, config.block_size, config.max_num_seqs, config.max_num_batched_tokens, max_model_len,
+            kv_memory,
+        )  # fmt: skip
         scheduler = Scheduler(config, SLOClasses(), num_blocks, max_model_len)
-        self._clock = HandClock(tick_s=1e-4)
+        self.clock = HandClock(tick_s=1e-4)
         self.core = EngineCore(
-            scheduler, self.runner, self._clock, block_size=config.block_size, eos_token_ids=eos_token_ids
-        )
+            scheduler, self.runner, self.clock, block_size=config.block_size, eos_token_ids=eos_token_ids,
+            offload=make_offload(self.runner.kv_cache),
+        )  # fmt: skip
         self._inbox: list[AddGroup | AbortChoices] = []
         self.generated: dict[tuple[str, int], Generated] = {}
         self.num_cached_tokens: dict[str, int] = {}
@@ -64,7 +72,7 @@ class InProcessEngine:
             n=n,
             sampling=sampling,
             slo=SLORequest(requested=slo, granted=slo),
-            arrival_s=self._clock.now_s(),
+            arrival_s=self.clock.now_s(),
         )
         self._inbox.append(message)
         self.generated.update(((group_id, choice), Generated()) for choice in range(n * len(prompts)))
