@@ -83,30 +83,39 @@ def measure_restart(
     link: Link,
     buffers: LinkBuffers,
     slab_bytes: int,
+    compute: Callable[[], None],
     budget_s: float,
     now_s: Callable[[], float],
     progress: Callable[[float], None],
 ) -> tuple[float, ...]:
     """What two copies take longer, one after the end of the other, than when the link knows both: pairs, in turn.
 
+    Args:
+        compute: begins while the second copy does, as the next layer's computation would.
+
     Raises:
         LinkError: a copy failed.
     """
     size = min(slab_bytes, buffers.num_bytes // 2)
 
+    def submit() -> TransferHandle:
+        return link.submit(buffers.transfer(Direction.H2D, size))
+
     def apart() -> float:
         started_s = link.now_s()
-        for _ in range(2):
-            handle = link.submit(buffers.transfer(Direction.H2D, size))
-            handle.wait(_TIMEOUT_S)
-        return _finished_s(handle) - started_s
+        submit().wait(_TIMEOUT_S)
+        second = submit()
+        compute()
+        second.wait(_TIMEOUT_S)
+        return _finished_s(second) - started_s
 
     def at_once() -> float:
         started_s = link.now_s()
-        handles = [link.submit(buffers.transfer(Direction.H2D, size)) for _ in range(2)]
-        for handle in handles:
-            handle.wait(_TIMEOUT_S)
-        return max(map(_finished_s, handles)) - started_s
+        first, second = submit(), submit()
+        first.wait(_TIMEOUT_S)
+        compute()
+        second.wait(_TIMEOUT_S)
+        return _finished_s(second) - started_s
 
     def pair() -> float:
         return apart() - at_once()

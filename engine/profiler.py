@@ -162,8 +162,15 @@ class _Profiler:
             points = measure_link(
                 link, buffers, self._budget_s("link"), tools.now_s, self._part("link"), tools.link_sizes_bytes
             )
-            budget_s = self._budget_s("restart")
-            restart_s = measure_restart(link, buffers, self._layer_bytes, budget_s, tools.now_s, self._part("restart"))
+            restart_s = measure_restart(
+                link,
+                buffers,
+                self._layer_bytes,
+                self._probe.step(StepShape(1, 1, 1)),
+                self._budget_s("restart"),
+                tools.now_s,
+                self._part("restart"),
+            )
             return points, restart_s
         finally:
             link.close()

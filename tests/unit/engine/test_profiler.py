@@ -113,7 +113,7 @@ def test_the_overhead_is_what_is_spent_outside_the_decoder(model: LoadedModel) -
 def test_a_restart_costs_nothing_on_a_link_without_threads() -> None:
     link = FakeLink(1e9)
     buffers = LinkBuffers(1 << 20, allocate_host, allocate_host)
-    samples_s = measure_restart(link, buffers, 10_000, 1.0, TickingClock(), lambda _: None)
+    samples_s = measure_restart(link, buffers, 10_000, lambda: None, 1.0, TickingClock(), lambda _: None)
     assert samples_s == pytest.approx([0.0] * len(samples_s), abs=1e-9)
 
 
