@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import deque
 
 MIN_MEASURED_BYTES = 128 * 1024
@@ -14,18 +15,21 @@ class BandwidthRules:
     """When a measurement counts, and how many make a fact.
 
     Slices are gathered into samples of at least `sample_s` of a busy link: a plan is about the bytes of a step, and
-    half a millisecond of one slice is mostly jitter of the system. Percentiles are over the last
-    `num_window_samples`, and of the initial value until there are `num_first_samples`. After `num_late_slices` in a row
-    that took `late_factor` times what was expected, the bandwidth is at once what these had (a catch-up after a hiccup
-    of the system ends the row). It stays at most that until 95 % of the window has been `recovery_factor` times as fast
-    for `recovery_s`, so that a link that comes and goes does not make plans come and go.
+    half a millisecond of one slice is mostly the jitter of the system. Percentiles are over the last
+    `num_window_samples`, and of the initial value until there are `num_first_samples`.
+
+    After a row of `num_late_slices` and `min_late_s` in which each took `late_factor` times what was expected, the
+    bandwidth is at once the median of theirs (the catch-up after a hiccup of the system ends the row, and one long
+    stall does not count for all). It stays at most that until 95 % of the window has been `recovery_factor` times as
+    fast for `recovery_s`, so that a link that comes and goes does not make plans come and go.
     """
 
-    sample_s: float = 20e-3
-    num_window_samples: int = 64
+    sample_s: float = 50e-3
+    num_window_samples: int = 40
     num_first_samples: int = 4
     late_factor: float = 1.25
     num_late_slices: int = 8
+    min_late_s: float = 10e-3
     recovery_factor: float = 1.05
     recovery_s: float = 2.0
 
@@ -43,8 +47,7 @@ class BandwidthEstimate:
         self._window: deque[float] = deque(maxlen=rules.num_window_samples)
         self._sample_bytes = 0
         self._sample_s = 0.0
-        self._num_late = 0
-        self._late_bytes = 0
+        self._late_row: list[float] = []  # bytes per second of each
         self._late_s = 0.0
         self._ceiling: float | None = None
         self._fast_since_s: float | None = None
@@ -75,13 +78,12 @@ class BandwidthEstimate:
             return False
         is_late = self.is_late(num_bytes, seconds)
         if is_late:
-            self._num_late += 1
-            self._late_bytes += num_bytes
+            self._late_row.append(num_bytes / seconds)
             self._late_s += seconds
-            if self._num_late >= self._rules.num_late_slices:
-                self._drop(self._late_bytes / self._late_s)
+            if self._is_drop():
+                self._drop(statistics.median(self._late_row))
                 return True
-        elif self._num_late:
+        elif self._late_row:
             self._forget_late()
         self._sample_bytes += num_bytes
         self._sample_s += seconds
@@ -93,9 +95,12 @@ class BandwidthEstimate:
     def check(self) -> None:
         """Assert that the percentiles are in order and the row of late slices is short of a drop."""
         assert 0 < self.p5_bytes_per_s <= self.p50_bytes_per_s, (self.p5_bytes_per_s, self.p50_bytes_per_s)
-        assert 0 <= self._num_late < self._rules.num_late_slices
+        assert not self._is_drop()
         assert self._sample_s < self._rules.sample_s
         assert self._fast_since_s is None or self._ceiling is not None
+
+    def _is_drop(self) -> bool:
+        return len(self._late_row) >= self._rules.num_late_slices and self._late_s >= self._rules.min_late_s
 
     def _drop(self, bytes_per_s: float) -> None:
         self.num_drops += 1
@@ -106,7 +111,8 @@ class BandwidthEstimate:
         self._forget_late()
 
     def _forget_late(self) -> None:
-        self._num_late, self._late_bytes, self._late_s = 0, 0, 0.0
+        self._late_row.clear()
+        self._late_s = 0.0
 
     def _add_sample(self, bytes_per_s: float, now_s: float) -> None:
         self._window.append(bytes_per_s)

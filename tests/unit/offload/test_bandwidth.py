@@ -79,6 +79,22 @@ def test_hiccup_that_is_caught_up_is_no_drop() -> None:
     assert wire.estimate.num_drops == 0 and wire.percentiles[0] == pytest.approx(1e9, rel=0.1)
 
 
+def test_stall_within_a_drop_does_not_count_for_all_of_it() -> None:
+    wire = Wire(1e9)
+    wire.carry(3, 5e8)
+    wire.carry(1, 5e6)  # 200 ms
+    wire.carry(4, 5e8)
+    assert wire.percentiles == (pytest.approx(5e8), pytest.approx(5e8))
+
+
+def test_few_milliseconds_are_no_drop() -> None:
+    wire = Wire(10e9)
+    wire.carry(15, 2e9)
+    assert wire.estimate.num_drops == 0, "15 slices, but 7.5 ms"
+    wire.carry(5, 2e9)
+    assert wire.estimate.num_drops == 1
+
+
 def test_recovery_must_last() -> None:
     wire = Wire(1e9)
     wire.carry(RULES.num_late_slices, 5e8)

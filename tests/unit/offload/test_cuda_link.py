@@ -28,6 +28,7 @@ class Rig:
         self.pinned = True
         self.num_bounces = 0
         self.copy_error: Exception | None = None
+        self.copy_error_after: int | None = None  # that many slices, none fails
         self.link = CudaLink(
             LinkConfig(1e9, 1e9),
             CPU,
@@ -49,6 +50,10 @@ class Rig:
         return event
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
+        if self.copy_error_after == 0:
+            self.copy_error, self.copy_error_after = RuntimeError("second slice"), None
+        elif self.copy_error_after is not None:
+            self.copy_error_after -= 1
         if self.copy_error is not None:
             raise self.copy_error
         self.cuda.copy(target, source)
@@ -157,6 +162,21 @@ def test_copy_that_raises_fails_its_transfer_and_the_link_lives_on(rig: Rig) -> 
         rig.link.submit(rig.transfer(3)).wait(WAIT_S)
     rig.copy_error = None
     rig.link.submit(rig.transfer(3)).wait(WAIT_S)
+
+
+def test_failed_transfer_is_not_done_while_a_slice_of_it_is_on_its_way(rig: Rig) -> None:
+    rig.cuda.is_held = True
+    rig.copy_error_after = 1
+    handle = rig.link.submit(rig.transfer(4))
+    with rig.cuda.changed:
+        while rig.copy_error is None:
+            rig.cuda.changed.wait(0.01)
+    assert not handle.is_done and not handle.transfer.target.any()
+    rig.cuda.let_run()
+    with pytest.raises(LinkError, match="second slice"):
+        handle.wait(WAIT_S)
+    assert handle.transfer.target[:MIN_SLICE_BYTES].all(), "its first slice ended before it did"
+    rig.copy_error = None
 
 
 def test_error_that_appears_only_at_the_event_fails_the_transfer(rig: Rig) -> None:

@@ -100,6 +100,15 @@ def test_weights_cannot_starve_kv(kv_share: float) -> None:
     assert carried[KV_STORE] == pytest.approx(kv_share * 150 * SLICE_BYTES, abs=SLICE_BYTES)
 
 
+def test_urgent_kv_of_before_does_not_cost_kv_its_share_now() -> None:
+    queue = LinkQueue()
+    push(queue, KV_LOAD, 5000, 0.0)
+    weights = push(queue, WEIGHTS, 5000, 100.0)
+    store = push(queue, KV_STORE, 100, 1e6)
+    handles = [taken.queued.handle for _ in range(57) if (taken := queue.take(SLICE_BYTES, 0.2)) is not None]
+    assert handles.count(weights) == 6 and handles[-1] is store, "a slice ahead of its share, not fifty"
+
+
 def test_share_that_kv_does_not_ask_for_is_not_kept_for_it() -> None:
     queue = LinkQueue()
     weights = push(queue, WEIGHTS, 5000, 0.0)
