@@ -35,7 +35,8 @@ class PlanConfig:
         default=None, metadata={"help": "Host memory for streamed weights; default: not limited.", "min": 0}
     )
     link_gbps: float | None = dataclasses.field(
-        default=None, metadata={"help": "10^9 bytes per second of the link, in place of the known.", "min": 0.001}
+        default=None,
+        metadata={"help": "10^9 bytes per second of the link: here at most, with --gpu exactly.", "min": 0.001},
     )
     emulate: EmulatedId | None = dataclasses.field(
         default=None, metadata={"help": "On this machine: the link as `serve --emulate` holds it."}

@@ -147,7 +147,7 @@ def _state(c: ClassPlan) -> str:
 
 def _at_most(plan: OffloadPlan, c: ClassPlan, block_size: int) -> tuple[str, str]:
     if c.max_streamed_layers is None:
-        return (f"fewer than {plan.min_streamed_layers}" if plan.min_streamed_layers else "not even 0"), "-"
+        return (f"< {plan.min_streamed_layers}" if plan.min_streamed_layers else "not even 0"), "-"
     return str(c.max_streamed_layers), f"{plan.kv_blocks_at(c.max_streamed_layers) * block_size:,}"
 
 

@@ -10,7 +10,7 @@ bytes copied.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from offload import plan_text
 from offload.model_shape import ModelShape
@@ -19,7 +19,7 @@ from offload.plan import ClassPlan, Infeasible, OffloadPlan
 from offload.plan_request import START_TOKENS, PlanRequest
 from offload.step_cost import StepCost
 from offload.step_times import ReferenceTimes, StepTimes
-from offload.strategies import Candidate, candidates
+from offload.strategies import Candidate, candidates, regular_candidates
 from offload.target import ClassTarget
 
 
@@ -33,24 +33,42 @@ def plan(
     """
     if not targets:
         raise ValueError("no latency class to plan for; give at least one target")
-    memory = _Memory(shape, request)
-    times = ReferenceTimes(shape, cost, request)
-    choices: list[_Choice] = []
-    closed: list[_Choice] = []
-    for candidate in candidates(shape, cost, targets, request):
-        choice = _Choice.of(candidate, memory, StepTimes(candidate.placement, times), targets)
-        if choice is None or not (choice.frees_memory or candidate.is_forced):
-            continue
-        is_served = choice.num_met or any(target.is_never_closed for target in targets)
-        # The baselines do not know of classes: they run, and the report says what is missed.
-        (choices if is_served or request.strategy != "interval" else closed).append(choice)
-    if choices:
-        best = max(choices, key=lambda choice: choice.rank)
-        return best.to_plan()
-    if closed:
-        fastest = min(closed, key=lambda choice: choice.times.tpot_s(choice.least))
+    planning = _Planning(_Memory(shape, request), ReferenceTimes(shape, cost, request), targets)
+    planning.consider(candidates(shape, cost, targets, request))
+    if planning.best is not None:
+        first = planning.best
+        planning.consider(regular_candidates(shape, request, first.candidate, first.start))
+        return planning.best.to_plan()
+    if planning.closed:
+        fastest = min(planning.closed, key=lambda choice: choice.times.tpot_s(choice.least))
         return plan_text.all_closed(shape, request, fastest.times, fastest.least, targets)
     return plan_text.does_not_fit(shape, request)
+
+
+class _Planning:
+    """The best of the candidates so far."""
+
+    def __init__(self, memory: _Memory, times: ReferenceTimes, targets: Sequence[ClassTarget]) -> None:
+        self._memory = memory
+        self._times = times
+        self._targets = targets
+        self.best: _Choice | None = None
+        self.closed: list[_Choice] = []
+        """What fits and serves no class."""
+
+    def consider(self, found: Iterable[Candidate]) -> None:
+        """Keep the best; of equal ones the first."""
+        for candidate in found:
+            times = StepTimes(candidate.placement, self._times)
+            choice = _Choice.of(candidate, self._memory, times, self._targets)
+            if choice is None or not (choice.frees_memory or candidate.is_forced):
+                continue
+            # The baselines do not know of classes: they run, and the report says what is missed.
+            is_blind = self._memory.request.strategy != "interval"
+            if not (choice.num_met or is_blind or any(target.is_never_closed for target in self._targets)):
+                self.closed.append(choice)
+            elif self.best is None or choice.rank > self.best.rank:
+                self.best = choice
 
 
 class _Memory:
@@ -90,7 +108,7 @@ class _Memory:
 class _Choice:
     """One placement with what follows from memory and targets."""
 
-    placement: Placement
+    candidate: Candidate
     memory: _Memory
     times: StepTimes
     targets: Sequence[ClassTarget]
@@ -126,7 +144,11 @@ class _Choice:
             start = min([most, *met]) if met else least
         else:
             start = next((k for k in range(least, most + 1) if memory.tokens(placement, k) >= needed), most)
-        return _Choice(placement, memory, times, targets, class_layers, least, most, start, held, needed)
+        return _Choice(candidate, memory, times, targets, class_layers, least, most, start, held, needed)
+
+    @property
+    def placement(self) -> Placement:
+        return self.candidate.placement
 
     @property
     def max_model_len(self) -> int:

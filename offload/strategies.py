@@ -73,6 +73,23 @@ def candidates(
                 yield Candidate(Placement(shape, num_slots, num_parts=num_parts), 0, shape.num_layers)
 
 
+def regular_candidates(shape: ModelShape, request: PlanRequest, chosen: Candidate, start: int) -> Iterator[Candidate]:
+    """For `interval`, once `start` layers of a spread order would do: orders that begin with every i-th layer.
+
+    An order that is even for every k is not quite regular for most; at 1 in i layers a regular one is up to 5 % faster
+    with two slots and 15 % with one.
+    """
+    if request.strategy != "interval" or chosen.is_forced or start == 0:
+        return
+    intervals = (shape.num_layers // start, shape.num_layers // start + 1)
+    for num_parts in dict.fromkeys((chosen.placement.num_parts, shape.num_parts)):
+        for interval in intervals:
+            order = ResidencyOrder.of_interval(shape.num_layers, interval)
+            for num_slots in request.slots:
+                placement = Placement(shape, num_slots, num_parts=num_parts, order=order)
+                yield Candidate(placement, 0, shape.num_layers)
+
+
 def believed_layers(shape: ModelShape, cost: StepCost, targets: Sequence[ClassTarget], request: PlanRequest) -> int:
     """How many layers `static_fraction` believes to be hidden by a step that just meets the tightest target.
 
