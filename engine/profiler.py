@@ -21,7 +21,7 @@ from scheduler.config import SchedulerConfig
 
 Progress = Callable[[float], None]
 
-DEFAULT_BUDGET_S = 24.0
+DEFAULT_BUDGET_S = 20.0
 DEFAULT_PACES_BYTES_PER_S: tuple[float | None, ...] = (0.5e9, 2e9, None)
 """Of the copier beside a step; None: as fast as it can."""
 _SHARES = {"layers": 0.70, "head": 0.02, "overhead": 0.04, "link": 0.06, "restart": 0.02, "interference": 0.16}
