@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.available_memory import available_memory_bytes
 from engine.clock import MonotonicClock
 from engine.core import EngineCore
 from engine.errors import EngineError, EngineStartError, EventLogError
@@ -23,6 +22,7 @@ from engine.runner import Clock
 from engine.runner_factory import BuiltRunner, RunnerFactory
 from engine.sampling_params import SamplingParams
 from engine.sockets import EngineSockets
+from offload.available_memory import available_memory_bytes
 from offload.errors import OffloadError
 from scheduler.scheduler import Scheduler
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or less where a control group bounds it.
+"""How much memory this process may take: the machine's, or less where a control group bounds it.
 
 Sources: proc(5), /proc/meminfo; the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
@@ -18,20 +18,30 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     Args:
         root: where `proc` and `sys` are.
     """
-    found = [*_machine(root), *_groups(root)]
+    found = [*_machine(root, "MemAvailable"), *(left for _, left in _groups(root))]
     return max(0, min(found)) if found else None
 
 
-def _machine(root: Path) -> Iterator[int]:
+def total_memory_bytes(root: Path = Path("/")) -> int | None:
+    """What this process could have if nothing else ran; None where the system does not say.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    found = [*_machine(root, "MemTotal"), *(limit for limit, _ in _groups(root))]
+    return min(found) if found else None
+
+
+def _machine(root: Path, wanted: str) -> Iterator[int]:
     for line in _text(root / "proc/meminfo").splitlines():
         key, _, value = line.partition(":")
         number, _, unit = value.strip().partition(" ")
-        if key == "MemAvailable" and unit == "kB" and number.isdigit():
+        if key == wanted and unit == "kB" and number.isdigit():
             yield int(number) * 1024
 
 
-def _groups(root: Path) -> Iterator[int]:
-    """What is left in each control group that this process is in, and in those around it."""
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and what is left of it, of each control group that this process is in, and of those around it."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -45,7 +55,7 @@ def _groups(root: Path) -> Iterator[int]:
         for folder in (root / mount / part for part in (inner, *inner.parents)):
             limit_bytes, used_bytes = _number(folder / limit), _number(folder / usage)
             if limit_bytes is not None and used_bytes is not None and limit_bytes < _V1_UNLIMITED_BYTES:
-                yield limit_bytes - used_bytes + _stat(folder / "memory.stat", reclaimable)
+                yield limit_bytes, limit_bytes - used_bytes + _stat(folder / "memory.stat", reclaimable)
 
 
 def _stat(path: Path, key: str) -> int:

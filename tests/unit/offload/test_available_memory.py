@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.available_memory import available_memory_bytes
+from offload.available_memory import available_memory_bytes
 
 GIB = 1024**3
 
