@@ -97,7 +97,7 @@ def _obtain(
     try:
         fingerprint = make_fingerprint(engine, threads, library)
         path = record_path(records_directory(os.environ), fingerprint)
-        known = None if is_forced else _known_record(path, fingerprint)
+        known = None if is_forced else _known_record(path, fingerprint, scheduler)
         if known is not None:
             return ProfileResult(known, path, is_fresh=False)
         make_directory(path)  # before the time is spent
@@ -144,15 +144,29 @@ def _kernels_text(library: NativeLibrary | None) -> str:
     return f"native {library.isa} {build_library(os.environ).stem.rpartition('-')[2]}"
 
 
-def _known_record(path: Path, fingerprint: Fingerprint) -> PerformanceRecord | None:
+def _known_record(path: Path, fingerprint: Fingerprint, scheduler: SchedulerConfig) -> PerformanceRecord | None:
     """None: there is none, or none of use, which the log says."""
     try:
-        return read_record(path, fingerprint)
+        record = read_record(path, fingerprint)
     except FileNotFoundError:
         return None
     except (RecordFileError, ImplausibleRecordError) as error:
         logger.warning("measuring anew: %s", error)
         return None
+    measured = record.measurements
+    if (
+        measured.max_num_sequences < scheduler.max_num_seqs
+        or measured.max_num_tokens < scheduler.max_num_batched_tokens
+    ):
+        logger.warning(
+            "measuring anew: %s holds steps of up to %d sequences and %d tokens; %d and %d are allowed here",
+            path,
+            *sizes,
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+        )
+        return None
+    return record
 
 
 def _check(record: PerformanceRecord) -> None:

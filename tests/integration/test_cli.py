@@ -35,13 +35,13 @@ HEAVY = (
 def test_version_and_verbs() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"headrace {headrace_version()}\n"
     help_text = CliRunner().invoke(app, ["--help"]).output
-    assert all(verb in help_text for verb in ("serve", "pull", "bench", "replay"))
+    assert all(verb in help_text for verb in ("serve", "pull", "bench", "replay", "profile"))
 
 
 def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from server.cli import app\n"
-        "for verb in ([], ['serve'], ['bench']): assert CliRunner().invoke(app, [*verb, '--help']).exit_code == 0\n"
+        "for verb in ([], ['serve'], ['bench'], ['profile']): assert CliRunner().invoke(app, [*verb, '--help']).exit_code == 0\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30.0)

@@ -79,6 +79,17 @@ def test_another_type_of_numbers_has_another_record(tiny_model_path: Path) -> No
     assert second.is_fresh and second.path != first.path
 
 
+def test_a_record_of_smaller_steps_is_measured_anew(tiny_model_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = dataclasses.replace(ENGINE, model_path=str(tiny_model_path))
+    first = obtain_record(config, SCHEDULER, lambda *_: None)
+    smaller = dataclasses.replace(SCHEDULER, max_num_seqs=2, max_num_batched_tokens=16)
+    assert not obtain_record(config, smaller, lambda *_: None).is_fresh
+    larger = obtain_record(config, dataclasses.replace(SCHEDULER, max_num_batched_tokens=64), lambda *_: None)
+    assert larger.is_fresh and larger.path == first.path
+    assert larger.record.measurements.max_num_tokens == 64
+    assert "up to 4 sequences and 32 tokens; 4 and 64 are allowed here" in caplog.text
+
+
 def test_what_cannot_be_profiled_is_told_in_one_line(tmp_path: Path, tiny_model_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"not a model")
     damaged = CliRunner().invoke(app, ["profile", str(tmp_path / "model.gguf"), *SMALL])
