@@ -154,10 +154,8 @@ def _known_record(path: Path, fingerprint: Fingerprint, scheduler: SchedulerConf
         logger.warning("measuring anew: %s", error)
         return None
     measured = record.measurements
-    if (
-        measured.max_num_sequences < scheduler.max_num_seqs
-        or measured.max_num_tokens < scheduler.max_num_batched_tokens
-    ):
+    sizes = (measured.max_num_sequences, measured.max_num_tokens)
+    if sizes[0] < scheduler.max_num_seqs or sizes[1] < scheduler.max_num_batched_tokens:
         logger.warning(
             "measuring anew: %s holds steps of up to %d sequences and %d tokens; %d and %d are allowed here",
             path,

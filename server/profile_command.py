@@ -84,7 +84,7 @@ def _error_line(held_out: HeldOutRow) -> str:
     if not held_out.num_points:
         return "No step lies between those measured: the error of the fit is not known."
     line = (
-        f"Held out: {held_out.num_points} steps that the fit has not seen are predicted with an error of "
+        f"Held out (*): {held_out.num_points} steps that the fit has not seen are predicted with an error of "
         f"{held_out.median:.1%} in the median and {held_out.p95:.1%} at the 95th percentile."
     )
     if held_out.p95 > _EXPECTED_ERROR:
@@ -93,7 +93,7 @@ def _error_line(held_out: HeldOutRow) -> str:
 
 
 def _layer_table(rows: tuple[LayerRow, ...]) -> Table:
-    table = _table("step", "sequences", "tokens", "context each", "layer p50", "p95", "fit", "error", "")
+    table = _table("layer of", "seqs", "tokens", "context", "p50 us", "p95 us", "fit us", "error")
     for row in rows:
         table.add_row(
             "decode" if row.is_decode else "prefill",
@@ -103,8 +103,7 @@ def _layer_table(rows: tuple[LayerRow, ...]) -> Table:
             _us(row.p50_s),
             _us(row.p95_s),
             _us(row.fitted_s),
-            f"{row.fitted_s / row.p50_s - 1.0:+.1%}",
-            "held out" if row.is_held_out else "",
+            f"{row.fitted_s / row.p50_s - 1.0:+.1%}{'*' if row.is_held_out else ' '}",
         )
     return table
 
@@ -143,7 +142,7 @@ def _table(*headers: str) -> Table:
 
 
 def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f} us"
+    return f"{seconds * 1e6:,.1f}"
 
 
 def _ms(seconds: float) -> str:

@@ -41,7 +41,8 @@ def test_version_and_verbs() -> None:
 def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from server.cli import app\n"
-        "for verb in ([], ['serve'], ['bench'], ['profile']): assert CliRunner().invoke(app, [*verb, '--help']).exit_code == 0\n"
+        "for verb in ([], ['serve'], ['bench'], ['profile']):\n"
+        "    assert CliRunner().invoke(app, [*verb, '--help']).exit_code == 0\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30.0)

@@ -48,7 +48,7 @@ def test_a_record_is_measured_kept_shown_and_found_again(tiny_model_path: Path, 
     record = read_record(stored, expected)
     assert record.measurements.num_layers == 2
     assert record.measurements.max_num_tokens == 32
-    for shown in ("layer p50", "both ways at once", "layer takes", "Held out:", str(stored)):
+    for shown in ("p50 us", "both ways at once", "layer takes", "Held out (*):", str(stored)):
         assert shown in first.stdout
     again = CliRunner().invoke(app, ["profile", str(tiny_model_path), *SMALL, "--reuse"])
     assert again.exit_code == 0
