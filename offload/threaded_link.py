@@ -52,9 +52,9 @@ class ThreadedLink(abc.ABC):
         self._check_transfer(transfer)
         handle = self._make_handle(transfer, on_done)
         with self._lock:
+            self._notice_death()
             if self._is_closed:
                 raise LinkError("the link is closed; open another one")
-            self._notice_death()
             self._enqueue(handle)
         if handle.is_done:
             handle.notify()

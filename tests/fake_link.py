@@ -53,7 +53,7 @@ class FakeLink:
         self._pacers = {direction: Pacer(speed, 0.0) for direction, speed in self._bytes_per_s.items()}
         self._flights: dict[Direction, _Flight] = {}
         self._errors: dict[TransferHandle, BaseException] = {}
-        self._held: dict[TransferHandle, tuple[Slice, float, bool] | None] = {}  # the last slice, once it has arrived
+        self._held: dict[TransferHandle, list[tuple[Slice, float, bool]]] = {}  # slices that nobody was told of
         self._duplicated: set[TransferHandle] = set()
         self._is_closed = False
         self._death: BaseException | None = None
@@ -120,12 +120,11 @@ class FakeLink:
     def hold(self, handle: TransferHandle) -> None:
         """Its last slice arrives, but nobody is told until `release`: a late or lost completion."""
         assert not handle.is_done
-        self._held.setdefault(handle, None)
+        self._held.setdefault(handle, [])
 
     def release(self, handle: TransferHandle) -> None:
         """Tell now, if it has arrived; else when it does."""
-        arrived = self._held.pop(handle)
-        if arrived is not None:
+        for arrived in self._held.pop(handle):
             self._end_slice(*arrived)
 
     def duplicate(self, handle: TransferHandle) -> None:
@@ -180,11 +179,12 @@ class FakeLink:
         transfer = handle.transfer
         if handle not in self._errors:
             transfer.target[taken.start : taken.end] = transfer.source[taken.start : taken.end]
+        arrived = (taken, flight.end_s - flight.start_s, flight.is_coupled)
         is_last = taken.end == transfer.num_bytes or handle in self._errors
-        if is_last and handle in self._held:
-            self._held[handle] = (taken, flight.end_s - flight.start_s, flight.is_coupled)
+        if handle in self._held and (is_last or self._held[handle]):
+            self._held[handle].append(arrived)
         else:
-            self._end_slice(taken, flight.end_s - flight.start_s, flight.is_coupled)
+            self._end_slice(*arrived)
 
     def _end_slice(self, taken: Slice, busy_s: float, is_coupled: bool) -> None:
         error = self._errors.pop(taken.queued.handle, None)

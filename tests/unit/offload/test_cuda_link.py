@@ -179,6 +179,20 @@ def test_failed_transfer_is_not_done_while_a_slice_of_it_is_on_its_way(rig: Rig)
     rig.copy_error = None
 
 
+def test_first_of_two_errors_is_the_one_that_is_told(rig: Rig) -> None:
+    rig.cuda.is_held = True
+    rig.copy_error_after = 1
+    rig.cuda.next_error = RuntimeError("first slice")
+    handle = rig.link.submit(rig.transfer(4))
+    with rig.cuda.changed:
+        while rig.copy_error is None:
+            rig.cuda.changed.wait(0.01)
+    rig.cuda.let_run()
+    with pytest.raises(LinkError, match="first slice"):
+        handle.wait(WAIT_S)
+    rig.copy_error = None
+
+
 def test_error_that_appears_only_at_the_event_fails_the_transfer(rig: Rig) -> None:
     rig.cuda.is_held = True
     handle = rig.link.submit(rig.transfer(2))

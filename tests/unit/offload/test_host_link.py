@@ -161,7 +161,8 @@ def test_death_of_the_thread_is_known_to_all_who_wait(copier: Copier) -> None:
     link = HostLink(CONFIG, copy=copier)
     copier.hold()
     copier.error = SystemExit("the thread is gone")
-    handles = [link.submit(transfer_of(2 * SLICE, direction=direction)) for direction in (H2D, H2D, D2H)]
+    told: list[TransferHandle] = []
+    handles = [link.submit(transfer_of(2 * SLICE, direction=direction), told.append) for direction in (H2D, H2D, D2H)]
     caught: list[LinkError] = []
 
     def wait_for(wait: Callable[[], None]) -> None:
@@ -178,10 +179,11 @@ def test_death_of_the_thread_is_known_to_all_who_wait(copier: Copier) -> None:
     for thread in threads:
         thread.join(WAIT_S)
     assert len(caught) == 4
+    link.close()
+    assert set(told) == set(handles) and all(isinstance(handle.failed, SystemExit) for handle in handles)
     with pytest.raises(LinkError, match=r"died: SystemExit.*start the engine anew"):
         link.submit(transfer_of(1))
     link.check()
-    link.close()
 
 
 def test_callback_that_raises_ends_the_link_and_nobody_hangs(copier: Copier) -> None:
