@@ -19,7 +19,7 @@ from engine.layers.layer_access import LayerAccess
 from engine.layers.slab import Slab
 from engine.models.weights_placement import WeightSizes
 from offload.arena import Arena, aligned
-from offload.host_memory import allocate_host
+from offload.host_tier import take_anonymous
 from offload.link import Link, TransferHandle
 from offload.residency import ResidencyOrder
 from offload.step_transfers import StepTransfers
@@ -86,7 +86,7 @@ class DeviceWeights:
         numbers: StreamingNumbers,
         block_bytes: int,
         *,
-        allocate: Callable[[int], Tensor] = allocate_host,
+        masters: Sequence[Tensor] | None = None,
         record_event: Callable[[], StreamEvent | None] = no_event,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -94,7 +94,8 @@ class DeviceWeights:
         Args:
             arena: with everything that is neither weights nor KV already reserved.
             block_bytes: of one KV block.
-            allocate: makes the one region on the host for the copies of all units that may be streamed.
+            masters: on the host, one slab for each layer that may be streamed, in the order of `numbers.candidates` and
+                as large as its unit; None: memory is taken for them.
             record_event, patience_s: see `WeightStreamer`.
 
         Raises:
@@ -115,7 +116,8 @@ class DeviceWeights:
         self._free_bytes = arena.free_bytes
         """For KV, if no unit were resident."""
         self._places = self._take_places(units)
-        self._masters = _masters(units, allocate)
+        slabs = take_anonymous([unit.num_bytes for unit in units.values()]) if masters is None else masters
+        self._masters = _masters(units, slabs)
         self.slabs = tuple(
             Slab(head, self._masters[layer]) if layer in units else Slab.whole(head) for layer, head in enumerate(heads)
         )
@@ -351,11 +353,8 @@ def _unit(layer: int, layer_bytes: int, num_bytes: int) -> StreamedUnit:
     return StreamedUnit(layer, num_bytes, layer_bytes - num_bytes)
 
 
-def _masters(units: dict[int, StreamedUnit], allocate: Callable[[int], Tensor]) -> dict[int, Tensor]:
-    """Memory on the host for every unit, in one region."""
-    region = allocate(sum(aligned(unit.num_bytes) for unit in units.values()))
-    masters, start = {}, 0
-    for unit in units.values():
-        masters[unit.layer] = region[start : start + unit.num_bytes]
-        start += aligned(unit.num_bytes)
-    return masters
+def _masters(units: dict[int, StreamedUnit], slabs: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The slab on the host of every unit."""
+    if [len(slab) for slab in slabs] != [unit.num_bytes for unit in units.values()]:
+        raise ValueError(f"{len(slabs)} slabs of other sizes on the host than those of the {len(units)} units")
+    return dict(zip(units, slabs, strict=True))

@@ -38,6 +38,9 @@ class OffloadManager(Protocol):
     def stats(self) -> OffloadStats | None:
         """Gauges of now and totals so far; None where nothing is ever streamed."""
 
+    def close(self) -> None:
+        """No step will come any more: end the link and give host memory back. Idempotent."""
+
 
 class NoOffload:
     """Everything is on the device."""
@@ -59,3 +62,6 @@ class NoOffload:
 
     def stats(self) -> OffloadStats | None:
         return None
+
+    def close(self) -> None:
+        """Nothing is open."""

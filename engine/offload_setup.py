@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 
 import torch
 
@@ -16,8 +17,11 @@ from engine.models.weights_placement import WeightSizes
 from engine.weight_offload import WeightOffload
 from offload.arena import Arena
 from offload.config import OffloadConfig
+from offload.device import Device
 from offload.emulation import emulated_link_bytes_per_s
-from offload.host_link import HostLink
+from offload.host_slabs import HostSlabs
+from offload.host_tier import HostTier
+from offload.link import Link
 from offload.link_config import LinkConfig
 from offload.model_shape import ModelShape
 from offload.plan import Infeasible, OffloadPlan
@@ -35,6 +39,8 @@ from scheduler.slo import SLOClasses
 logger = logging.getLogger(__name__)
 
 WORKSPACE_OWNER = "workspace"
+WEIGHTS_OWNER = "weights"
+"""On the host."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class PlacedWeights:
 
     weights: DeviceWeights
     arena: Arena
-    link: HostLink
+    host_tier: HostTier
+    link: Link
     plan: OffloadPlan
 
 
@@ -58,6 +65,7 @@ class OffloadSetup:
         classes: SLOClasses,
         record: PerformanceRecord,
         dtype: torch.dtype,
+        device: Device,
     ) -> None:
         assert config.device_memory_bytes is not None
         self._config = config
@@ -65,6 +73,7 @@ class OffloadSetup:
         self._scheduler = scheduler
         self._record = record
         self._dtype = dtype
+        self._device = device
         self._targets = tuple(
             ClassTarget(c.name, c.ttft_base_s, c.ttft_per_1k_tokens_s, c.tpot_s, c.when_infeasible) for c in classes
         )
@@ -73,46 +82,88 @@ class OffloadSetup:
         self.placed: PlacedWeights | None = None
 
     def place(self, model: ModelConfig, sizes: WeightSizes) -> DeviceWeights:
-        """Plan, open the link and take the memory.
+        """Plan, take the memory and open the link.
 
         Raises:
-            EngineStartError: no plan serves any class, with the arithmetic and the ways out.
+            EngineStartError: no plan serves any class, with the arithmetic and the ways out; or there is no memory.
+            HostMemoryError: there is none on the host.
         """
         shape = model_shape(model, sizes, self._dtype)
-        request = self._plan_request(model)
-        cost = self._record.capped(*self._caps(shape))
-        found = plan(shape, cost, self._targets, request)
-        if isinstance(found, Infeasible):
-            raise EngineStartError(f"{found.reason} Ways out: {'; '.join(found.options)}")
+        arena, host_tier = self._open_memory()
+        request = self._plan_request(model, host_tier.free_bytes)
+        emulated = self._record.capped(*self._caps(shape))
+        found, held, cost = self._plan_and_take(shape, emulated, request, host_tier)
         log_plan(found)
-        link = self._open_link(cost)
-        arena = Arena(request.device_bytes)
+        log_host_memory(host_tier, held)
+        link = self._open_link(cost, emulated)
         arena.reserve(WORKSPACE_OWNER, request.workspace_bytes)
         weights = DeviceWeights(
             sizes, arena, link, streaming_numbers(found),
             bytes_per_block(model, self._dtype, self._scheduler.block_size),
+            masters=held.slabs, record_event=self._device.record_event,
         )  # fmt: skip
         self._shape, self._request = shape, request
-        self.placed = PlacedWeights(weights, arena, link, found)
+        self.placed = PlacedWeights(weights, arena, host_tier, link, found)
         return weights
 
     def manager(self, kv_cache: KVCache) -> WeightOffload:
         """Of the placed weights, once the model is loaded."""
         assert self.placed is not None
         placed = self.placed
-        return WeightOffload(placed.weights, placed.arena, placed.link, placed.plan, self._replan, kv_cache.set_border)
+        return WeightOffload(
+            placed.weights, placed.arena, placed.link, placed.plan, self._replan, kv_cache.set_border, placed.host_tier
+        )
+
+    def _open_memory(self) -> tuple[Arena, HostTier]:
+        """The device's first, so that the host's knows what is left where both are main memory."""
+        config = self._config
+        assert config.device_memory_bytes is not None
+        try:
+            arena = Arena(config.device_memory_bytes, self._device.allocate)
+        except MemoryError as error:
+            raise EngineStartError(f"{error}") from error
+        path = config.host_memory_directory_path
+        return arena, self._device.open_host_tier(config.host_memory_bytes, None if path is None else Path(path))
+
+    def _plan_and_take(
+        self, shape: ModelShape, cost: PerformanceRecord, request: PlanRequest, host_tier: HostTier
+    ) -> tuple[OffloadPlan, HostSlabs, PerformanceRecord]:
+        """Plan, and take the host's memory; where copies from that are slow, plan again with what they reach."""
+        found = self._plan(shape, cost, request)
+        held = host_tier.take(WEIGHTS_OWNER, _unit_sizes(found))
+        share = self._device.link_share(held.kind)
+        if share == 1.0 or not held.slabs:
+            return found, held, cost
+        slow = cost.capped(*(share * cost.link_bytes_per_s(direction, Quantile.P50) for direction in Direction))
+        again = self._plan(shape, slow, request)
+        logger.warning(
+            "copies from %s host memory reach about %.0f %% of the link's bandwidth: planned again with %.3f GB/s, "
+            "%d layers streamed instead of %d",
+            held.kind, 100 * share, slow.link_bytes_per_s(Direction.H2D, Quantile.P50) / 1e9, again.streamed_layers,
+            found.streamed_layers,
+        )  # fmt: skip
+        if _unit_sizes(again) != _unit_sizes(found):
+            host_tier.give_back(WEIGHTS_OWNER)
+            held = host_tier.take(WEIGHTS_OWNER, _unit_sizes(again))
+        return again, held, slow
+
+    def _plan(self, shape: ModelShape, cost: PerformanceRecord, request: PlanRequest) -> OffloadPlan:
+        found = plan(shape, cost, self._targets, request)
+        if isinstance(found, Infeasible):
+            raise EngineStartError(f"{found.reason} Ways out: {'; '.join(found.options)}")
+        return found
 
     def _replan(self, h2d_bytes_per_s: float) -> OffloadPlan:
         assert self._shape is not None and self._request is not None and self.placed is not None
         cost = self._record.capped(h2d_bytes_per_s, h2d_bytes_per_s)
         return replan(self.placed.plan, self._shape, cost, self._targets, self._request)
 
-    def _plan_request(self, model: ModelConfig) -> PlanRequest:
+    def _plan_request(self, model: ModelConfig, host_bytes: int | None) -> PlanRequest:
         config, scheduler = self._config, self._scheduler
         assert config.device_memory_bytes is not None
         return PlanRequest(
             device_bytes=config.device_memory_bytes,
-            host_bytes=config.host_memory_bytes,
+            host_bytes=host_bytes,
             block_size=scheduler.block_size,
             workspace_bytes=workspace_bytes(model, scheduler, self._dtype),
             max_model_len=self._engine.max_model_len_tokens,
@@ -136,10 +187,10 @@ class OffloadSetup:
         logger.info("emulating %s: the link is held to %.3f GB/s", config.emulate, bytes_per_s / 1e9)
         return bytes_per_s, bytes_per_s
 
-    def _open_link(self, cost: PerformanceRecord) -> HostLink:
+    def _open_link(self, cost: PerformanceRecord, emulated: PerformanceRecord) -> Link:
         expected = {direction: cost.link_bytes_per_s(direction, Quantile.P50) for direction in Direction}
         config = LinkConfig(expected[Direction.H2D], expected[Direction.D2H], cost.coupling(Direction.H2D))
-        return HostLink(config, cost.caps_bytes_per_s)
+        return self._device.open_link(config, emulated.caps_bytes_per_s)
 
 
 def model_shape(model: ModelConfig, sizes: WeightSizes, dtype: torch.dtype) -> ModelShape:
@@ -179,6 +230,11 @@ def workspace_bytes(model: ModelConfig, scheduler: SchedulerConfig, dtype: torch
     return activations + logits + 2**20
 
 
+def _unit_sizes(found: OffloadPlan) -> list[int]:
+    """Bytes of the units that may be streamed, in that order."""
+    return [found.unit_bytes[layer] for layer in streaming_numbers(found).candidates]
+
+
 def streaming_numbers(found: OffloadPlan) -> StreamingNumbers:
     """What of a plan concerns the weights' memory."""
     return StreamingNumbers(
@@ -208,3 +264,11 @@ def log_plan(found: OffloadPlan) -> None:
         state = "best_effort" if one.is_best_effort else "open" if one.is_open else "closed"
         log = logger.info if state == "open" else logger.warning
         log("class %s: %s. %s", one.name, state, one.explanation)
+
+
+def log_host_memory(host_tier: HostTier, held: HostSlabs) -> None:
+    """The start log's account of the host."""
+    ledger = ", ".join(f"{owner} {num_bytes / 2**20:.1f}" for owner, num_bytes in host_tier.ledger().items())
+    logger.info("host memory in MiB (%s): %s", held.kind, ledger)
+    for remark in held.remarks:
+        logger.warning("host memory: %s", remark)

@@ -15,6 +15,9 @@ from engine.process_config import ProcessConfig
 from engine.profile_run import obtain_record
 from engine.runner_factory import BuiltRunner, ReportProgress, describe_built, load_kernels, max_model_len
 from engine.weights import load_model
+from offload.cpu_device import CpuDevice
+from offload.cuda_device import CudaDevice
+from offload.device import Device
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +38,8 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
     library = load_kernels(engine.kernels, threads, os.environ)
     torch.set_num_threads(threads if library is None else 1)
     dtype = resolve_dtype(engine.dtype)
-    setup = OffloadSetup(config.offload, engine, scheduler, config.slo_classes, result.record, dtype)
+    device = choose_device(config.is_restart)
+    setup = OffloadSetup(config.offload, engine, scheduler, config.slo_classes, result.record, dtype, device)
     model = load_model(
         engine.model_path,
         engine.dtype,
@@ -55,3 +59,20 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
         placed.weights.kv_memory,
     )  # fmt: skip
     return describe_built(config, model, runner, num_blocks, limit, threads, setup.manager(runner.kv_cache))
+
+
+def choose_device(is_restart: bool) -> Device:
+    """What the engine computes on: so far a CPU, in whose memory a part plays the accelerator's.
+
+    Args:
+        is_restart: where it did fit, files in the page cache may hide for a moment that it still does.
+    """
+    device = CpuDevice(lambda: None) if is_restart else CpuDevice()
+    logger.info("device: %s (%s)", device.kind, device.name)
+    if CudaDevice.is_available():
+        idle = CudaDevice()
+        logger.warning(
+            "%s with %.1f GB of memory is not used: the models of this version compute on a CPU",
+            idle.name, idle.total_bytes() / 1e9,
+        )  # fmt: skip
+    return device

@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from engine.clock import MonotonicClock
@@ -52,9 +52,21 @@ def serve(config: ProcessConfig, make_runner: RunnerFactory) -> int:
 def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSockets, parent: ParentWatch) -> None:
     clock = MonotonicClock()
     started_s = clock.now_s()
-    classes = config.slo_classes
     sockets.send(Progress(phase="starting", fraction=0.0))
     built = _build(config, make_runner, sockets)
+    with closing(built.offload):
+        _run(config, built, sockets, parent, clock, started_s)
+
+
+def _run(
+    config: ProcessConfig,
+    built: BuiltRunner,
+    sockets: EngineSockets,
+    parent: ParentWatch,
+    clock: Clock,
+    started_s: float,
+) -> None:
+    """From a loaded model to `Stop`."""
     sockets.send(Progress(phase="warming up", fraction=0.0))
     warm_up(config, built, clock)
     prefill_s_per_token = warm_up(config, built, clock)
@@ -62,7 +74,7 @@ def _serve(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
         built.offload.verify()
     except OffloadError as error:
         raise EngineStartError(str(error)) from error
-    scheduler = Scheduler(config.scheduler, classes, built.num_blocks, built.max_model_len)
+    scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len)
     with _event_log(config, built) as event_log:
         core = EngineCore(
             scheduler,
@@ -90,9 +102,12 @@ def _build(config: ProcessConfig, make_runner: RunnerFactory, sockets: EngineSoc
     except (OSError, ValueError, OffloadError) as error:
         raise EngineStartError(str(error)) from error
     except MemoryError as error:
+        option, num_bytes = "--kv-cache-memory", config.engine.kv_cache_memory_bytes
+        if config.offload.device_memory_bytes is not None:
+            option, num_bytes = "--device-memory", config.offload.device_memory_bytes
         raise EngineStartError(
             f"memory for the model and the KV cache cannot be had ({error or 'the system refuses'}); "
-            f"lower --kv-cache-memory, which is {config.engine.kv_cache_memory_bytes} bytes"
+            f"lower {option}, which is {num_bytes} bytes"
         ) from error
 
 

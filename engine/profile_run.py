@@ -231,14 +231,16 @@ def profile_limits(model: LoadedModel, engine: EngineConfig, scheduler: Schedule
 def cpu_tools() -> ProfileTools:
     """A link between two regions of main memory."""
     from engine.profiler import ProfileTools
-    from offload.host_link import HostLink
+    from offload.cpu_device import CpuDevice
     from offload.link import Link
     from offload.link_config import LinkConfig
     from offload.transfer import Direction
 
+    device = CpuDevice()
+
     def make_link(bytes_per_s: float | None) -> Link:
         expected = bytes_per_s or _EXPECTED_BYTES_PER_S
-        caps = None if bytes_per_s is None else {Direction.H2D: bytes_per_s}
-        return HostLink(LinkConfig(expected, expected), caps)
+        caps = {} if bytes_per_s is None else {Direction.H2D: bytes_per_s}
+        return device.open_link(LinkConfig(expected, expected), caps)
 
-    return ProfileTools(make_link)
+    return ProfileTools(make_link, device.allocate)

@@ -10,6 +10,7 @@ from engine.device_weights import DeviceWeights
 from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats
 from offload.arena import Arena
 from offload.errors import OffloadError
+from offload.host_tier import HostTier
 from offload.link import DirectionStatus, Link, LinkStatus
 from offload.plan import ClassPlan, OffloadPlan
 from offload.residency_controller import ResidencyController, ResidencyNeed
@@ -59,13 +60,16 @@ class WeightOffload:
         plan: OffloadPlan,
         replan: Replan,
         set_border: Callable[[int], None],
+        host_tier: HostTier | None = None,
     ) -> None:
         """
         Args:
             replan: judges the classes at another bandwidth; memory stays as it is.
             set_border: told how many KV blocks exist from now on, between steps.
+            host_tier: of the weights' copies on the host; None: nobody accounts for them.
         """
         self._set_border = set_border
+        self._host_tier = host_tier
         self._weights = weights
         self._arena = arena
         self._link = link
@@ -163,9 +167,17 @@ class WeightOffload:
             classes=tuple(map(_floor_stats, plan.classes)),
         )
 
+    def close(self) -> None:
+        """As `OffloadManager` says."""
+        self._link.close()
+        if self._host_tier is not None:
+            self._host_tier.close()
+
     def check(self) -> None:
         """Assert that the border and the fence agree with the weights."""
         self._weights.check()
+        if self._host_tier is not None:
+            self._host_tier.check()
         assert self._fence is None or self._fence == self._weights.num_streamed - 1
         plan = self._plan
         assert plan.min_streamed_layers <= self._weights.num_streamed <= plan.max_streamed_layers

@@ -28,6 +28,14 @@ class OffloadConfig:
         default=None,
         metadata={"help": "Host memory for streamed weights; auto: as much as they need.", "min": 0},
     )
+    host_memory_directory_path: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Keep streamed weights in a file in this directory instead of in main memory; it ends with the "
+            "process.",
+            "option": "host-memory-directory",
+        },
+    )
     link_gbps: float | None = dataclasses.field(
         default=None,
         metadata={
@@ -63,7 +71,7 @@ class OffloadConfig:
                 f"link_gbps ({self.link_gbps:g}) and emulate ({self.emulate}) both set the speed of the link; give one"
             )
         if self.device_memory_bytes is None:
-            for name in ("host_memory_bytes", "link_gbps", "emulate"):
+            for name in ("host_memory_bytes", "host_memory_directory_path", "link_gbps", "emulate"):
                 if (value := getattr(self, name)) is not None:
                     raise ValueError(
                         f"{name} ({value}) has no use while all weights stay on the device; give device_memory_bytes"

@@ -51,6 +51,14 @@ class HostTier:
         """Of the memory that is held."""
         return frozenset(held.kind for held in self._held.values())
 
+    @property
+    def free_bytes(self) -> int | None:
+        """What can still be taken: under the cap, and of main memory where that is what is taken; None: unknown."""
+        available = self._available_bytes() if self._backing.takes_memory else None
+        under_cap = None if self.limit_bytes is None else self.limit_bytes - self.used_bytes
+        known = [value for value in (available, under_cap) if value is not None]
+        return max(0, min(known)) if known else None
+
     def take(self, owner: str, sizes: Sequence[int]) -> HostSlabs:
         """One slab of each size, each at a multiple of 256 bytes.
 

@@ -213,8 +213,8 @@ class PinnedBacking:
         where = ", ".join(f"{count} on node {node}" for node, count in sorted(found.items()))
         return [
             f"{num_elsewhere} of {found.total()} sampled pages of {len(region.memory):,} bytes lie on another node "
-            f"than the device's, {wanted} ({where}): copies from there were measured at 0.35 to 0.67 of the speed; free "
-            f"memory on node {wanted}, or keep less on the host with --host-memory"
+            f"than the device's, {wanted} ({where}): copies from there were measured at 0.35 to 0.67 of the speed; "
+            f"free memory on node {wanted}, or keep less on the host with --host-memory"
         ]
 
     def _register(self, regions: Sequence[_Region]) -> Callable[[], None]:
