@@ -100,6 +100,16 @@ def test_every_number_of_layers_and_slots(case: Case, num_slots: int) -> None:
                 assert (model.weights.step_bytes > 0) == (k > num_slots)
 
 
+@pytest.mark.parametrize("k", [0, 2, 5])
+def test_layers_that_are_not_streamed_are_read_on_the_device_alone(case: Case, k: int) -> None:
+    """The host's copies of all others are spoilt once they are not needed."""
+    model = case.stream(Streaming(k))
+    for layer in set(range(NUM_LAYERS)).difference(model.weights.streamed_layers):
+        model.weights.slabs[layer].tail.fill_(0xDB)
+        model.masters[layer].fill_(0xDB)
+    assert_same(case, model, [model.step(step) for step in STEPS])
+
+
 def test_layers_are_as_unequal_as_the_test_wants(case: Case) -> None:
     sizes = set(case.stream(Streaming(0)).layer_bytes)
     assert len(sizes) == (5 if case.dtype == "auto" else 1)
