@@ -117,8 +117,12 @@ def _verdict(shape: ModelShape, plan: OffloadPlan) -> str:
         parts.append(f"best effort, late: {', '.join(late)}")
     if closed:
         parts.append(f"closed: {', '.join(closed)}")
-    streamed = f"{plan.streamed_layers} of {shape.num_layers} layers streamed at start"
-    return f"{'; '.join(parts)}. {streamed if plan.streamed_layers else 'Nothing streamed at start'}."
+    if not plan.streamed_layers:
+        return f"{'; '.join(parts)}. Nothing streamed at start."
+    start = plan.streamed_layers
+    fewer = [c.name for c in plan.classes if c.max_streamed_layers is not None and c.max_streamed_layers < start]
+    while_running = f", fewer while there are requests of {', '.join(fewer)}" if fewer else ""
+    return f"{'; '.join(parts)}. {start} of {shape.num_layers} layers streamed at start{while_running}."
 
 
 def _class_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:

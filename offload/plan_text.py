@@ -109,10 +109,12 @@ def does_not_fit(shape: ModelShape, request: PlanRequest) -> Infeasible:
         more_host = f"--host-memory of at least {gigabytes(over + placement.slots_bytes + placement.slot_bytes)}"
         return Infeasible(reason, (more_host, *ways_to_fit(shape, request)))
     reason = (
-        f"the strategy {request.strategy!r} has no layout of {shape.name} for {gigabytes(request.device_bytes)} of "
-        f"device memory: {gigabytes(over)} must be streamed, and the slots be paid for."
+        f"no layout of {shape.name} that was asked for, or that the strategy {request.strategy!r} has, fits "
+        f"{gigabytes(request.device_bytes)} of device memory: {gigabytes(over)} must be streamed, and the slots be paid "
+        "for."
     )
-    return Infeasible(reason, ("--offload-strategy interval", *ways_to_fit(shape, request)))
+    ours = () if request.strategy == "interval" else ("--offload-strategy interval",)
+    return Infeasible(reason, (*ours, *ways_to_fit(shape, request)))
 
 
 def _compared(value_s: float, limit_s: float, margin: float, target_s: float) -> str:

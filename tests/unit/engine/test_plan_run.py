@@ -155,3 +155,8 @@ def test_this_machine_is_planned_by_its_record(tmp_path: Path, monkeypatch: pyte
 def test_a_built_in_shape_has_no_record() -> None:
     with pytest.raises(PlanError, match="add --gpu ID"):
         plan_for_this_machine(PlanConfig(), ModelPlace("opt-13b", None), ENGINE, SCHEDULER, DEFAULT_CLASSES)
+
+
+def test_a_need_beyond_what_a_class_bears_says_that_it_streams_fewer_while_that_runs() -> None:
+    report = on_gpu("llama-3-8b", "a10", device_memory_bytes=16 * 10**9, num_sequences=4, kv_need_tokens=8192)
+    assert "streamed at start, fewer while there are requests of interactive, standard." in report.verdict

@@ -342,3 +342,29 @@ def test_units_are_the_ends_of_slabs() -> None:
     placement = Placement(make_shape((1024,) * 4), 1, num_parts=1)
     assert placement.units(2) == (StreamedUnit(1, 256, 768), StreamedUnit(3, 256, 768))
     assert Placement(make_shape((1024,) * 4), 1).units(1) == (StreamedUnit(3, 1024, 0),)
+
+
+def test_the_most_streamed_is_what_a_class_that_is_never_closed_bears_not_one_that_may_be() -> None:
+    loose = ClassTarget("loose", 600.0, 0.0, 0.4, "refuse")
+    made = planned(WEIGHTS + 100 * MB, (STANDARD, loose), may_cut_layers=False, num_slots=2)
+    assert made.max_streamed_layers == 7
+    assert [c.max_streamed_layers for c in made.classes] == [7, 7]
+    only_loose = planned(WEIGHTS + 100 * MB, (loose,), may_cut_layers=False, num_slots=2)
+    assert only_loose.max_streamed_layers == 16
+
+
+def test_streaming_that_does_not_pay_for_its_slots_is_not_chosen() -> None:
+    """Two slots for a need of one layer's memory: three layers, or one slot and two."""
+    device = WEIGHTS + KV_2048 - LAYER // 2
+    assert planned(device, may_cut_layers=False, num_slots=2).streamed_layers == 3
+    assert planned(device, may_cut_layers=False, num_slots=1).streamed_layers == 2
+    few = make_shape((LAYER,) * 3)
+    made = plan(few, COST, CLASSES, request(few.weights_bytes - MB, num_slots=3, may_cut_layers=False))
+    assert isinstance(made, Infeasible)
+    assert "slots 31.5 MB" in made.reason
+
+
+def test_a_layout_that_was_asked_for_and_does_not_fit_is_said() -> None:
+    made = plan(SHAPE, COST, CLASSES, request(WEIGHTS - 5 * LAYER, streamed_layers=2))
+    assert isinstance(made, Infeasible)
+    assert "52.7 MB must be streamed" in made.reason and "the slots be paid for" in made.reason
