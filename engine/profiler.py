@@ -141,8 +141,10 @@ class _Profiler:
         return num_taken
 
     def _head(self) -> tuple[RowPoint, ...]:
+        """Each after the layers of a step, which leave none of the head's weights in a cache."""
         rows = _numbers_to(self._limits.max_num_sequences)
-        samples = self._repeat("head", [self._timed(self._probe.head(num)) for num in rows])
+        layers = self._probe.step(StepShape(1, 1, 1))
+        samples = self._repeat("head", [self._timed(self._probe.head(num), before=layers) for num in rows])
         return tuple(RowPoint(num, without_outliers(taken)[0]) for num, taken in zip(rows, samples, strict=True))
 
     def _overhead(self) -> tuple[RowPoint, ...]:
@@ -206,10 +208,13 @@ class _Profiler:
                 link.close()
         return tuple(points)
 
-    def _timed(self, run: Callable[[], None]) -> Trial:
+    def _timed(self, run: Callable[[], None], before: Callable[[], None] | None = None) -> Trial:
+        """`before` is not timed."""
         now_s = self._tools.now_s
 
         def trial() -> float:
+            if before is not None:
+                before()
             started_s = now_s()
             run()
             return max(now_s() - started_s, 1e-9)
