@@ -118,6 +118,17 @@ def test_slower_link_than_recorded_is_known_after_a_few_slices(factor: float) ->
     assert (totals.num_missed, totals.num_late_slices) == (1, 8), "the ninth came as expected by then"
 
 
+def test_plans_can_tell_the_usual_from_the_slowest_twentieth() -> None:
+    speed = SLICE / 0.026  # two slices are a sample
+    link = FakeLink(speed)
+    for index in range(20):
+        link.slow_down(1.2 if index % 10 == 9 else 1.0)
+        link.submit(transfer_of(2)).wait()
+    status = link.snapshot().h2d
+    assert (status.p50_bytes_per_s, status.p5_bytes_per_s) == (pytest.approx(speed), pytest.approx(speed / 1.2))
+    assert status.num_drops == 0
+
+
 def test_contention_that_begins_within_a_transfer_and_ends_does_not_flap() -> None:
     link = FakeLink(SPEED)
     link.submit(transfer_of(40)).wait()
