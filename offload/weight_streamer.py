@@ -129,10 +129,11 @@ class WeightStreamer:
         if math.isfinite(deadline_s):
             self._span_s = max(0.0, deadline_s - now_s)
         self._begin_s = now_s
-        self._is_in_step = True
         self._num_bytes = self._num_loads = 0
         self._copy_s = self._exposed_s = 0.0
+        self._is_in_step = False
         self._restart()
+        self._is_in_step = True
 
     def acquire(self, layer: int) -> int:
         """Index of the slot with the layer's unit, once it is there; it stays until it is released.

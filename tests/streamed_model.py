@@ -75,10 +75,12 @@ class StreamedModel:
         streaming: Streaming,
         *,
         batch_invariant: bool = False,
+        link: FakeLink | None = None,
     ) -> None:
+        """`link`: None: one of the speed of `streaming`."""
         self._streaming = streaming
         self._dtype = dtype
-        self.link = FakeLink(streaming.bytes_per_s)
+        self.link = link or FakeLink(streaming.bytes_per_s)
         loaded = load_model(
             str(path), dtype, lambda _: None, library=library, place=self._place, batch_invariant=batch_invariant
         )

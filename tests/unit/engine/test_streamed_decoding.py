@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,12 @@ from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder
 from engine.weights import load_model
 from kernels.native_library import NativeLibrary
+from offload.host_link import HostLink
+from offload.link import TransferHandle
+from offload.link_config import LinkConfig
+from offload.transfer import Direction, Transfer
 from offload.weight_streamer import WeightLoadError
+from tests.fake_link import POISON
 from tests.paged_decoding import PagedDecoding
 from tests.streamed_model import StreamedModel, Streaming
 from tests.tiny_gguf import write_gguf
@@ -207,6 +213,36 @@ def test_kv_moves_into_the_place_of_weights_and_out_again(case: Case) -> None:
         expected, actual = reference.step(tokens), model.step(tokens)
         assert torch.equal(actual[0], expected[0])
     assert model.weights.num_streamed == 0 and not model.weights.is_moving
+
+
+class PoisoningLink(HostLink):
+    """A real thread that copies; targets are poison from the moment they are asked for."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        caps = {} if bytes_per_s is None else {Direction.H2D: bytes_per_s}
+        super().__init__(LinkConfig(1e9, 1e9), caps)
+
+    def submit(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
+        transfer.target.fill_(POISON)
+        return super().submit(transfer, on_done)
+
+    def advance(self, seconds: float) -> None:
+        """Time goes by of itself."""
+
+
+@pytest.mark.parametrize("bytes_per_s", [None, 3e8], ids=["fast", "slow"])
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_a_thread_that_really_copies_beside_computation(case: Case, bytes_per_s: float | None, num_slots: int) -> None:
+    link = PoisoningLink(bytes_per_s)
+    with contextlib.closing(link):
+        streaming = Streaming(4, num_slots)
+        model = StreamedModel(case.path, case.dtype, case.library, streaming, link=link)  # type: ignore[arg-type]
+        for k in (4, 6, 5, 4, 6):
+            model.start(24)
+            model.weights.set_streamed(k)
+            for index, step in enumerate(STEPS):
+                assert_same(case, model, [model.step(step)], index)
+        model.weights.drain()
 
 
 @pytest.mark.parametrize("num_streamed", [2, 6])
