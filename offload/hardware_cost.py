@@ -59,6 +59,10 @@ class HardwareCost:
         attention_s = max(kv_bytes / self.memory_bytes_per_s, operations / self.flops)
         return (matrices_s + attention_s + self.layer_fixed_s) * self._factor(quantile)
 
+    def quiet_layer_s(self, load: StepLoad, quantile: Quantile) -> float:
+        """The same: copy engines of an accelerator take nothing that counts from its memory's bandwidth."""
+        return self.layer_s(load, quantile)
+
     def head_s(self, num_rows: int, quantile: Quantile) -> float:
         parameters = self.shape.vocab_size * self.shape.hidden_size
         read_s = self.shape.head_bytes / self.memory_bytes_per_s

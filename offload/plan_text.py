@@ -30,7 +30,7 @@ def gigabytes(num_bytes: float) -> str:
 
 def explain_step(times: StepTimes, k: int) -> str:
     """How a decode step of the reference load comes to its time."""
-    compute, step = times.times.decode, times.decode_step(k)
+    compute, step = times.computing(k), times.decode_step(k)
     layers = f"{len(compute.layer_s)} layers {seconds(sum(compute.layer_s))}"
     text = f"{layers} + head {seconds(compute.head_s)} + fixed {seconds(compute.fixed_s)}"
     num_bytes = times.placement.copied_bytes(k)
@@ -110,8 +110,8 @@ def does_not_fit(shape: ModelShape, request: PlanRequest) -> Infeasible:
         return Infeasible(reason, (more_host, *ways_to_fit(shape, request)))
     reason = (
         f"no layout of {shape.name} that was asked for, or that the strategy {request.strategy!r} has, fits "
-        f"{gigabytes(request.device_bytes)} of device memory: {gigabytes(over)} must be streamed, and the slots be paid "
-        "for."
+        f"{gigabytes(request.device_bytes)} of device memory: {gigabytes(over)} must be streamed, and the slots be "
+        "paid for."
     )
     ours = () if request.strategy == "interval" else ("--offload-strategy interval",)
     return Infeasible(reason, (*ours, *ways_to_fit(shape, request)))

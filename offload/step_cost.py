@@ -22,6 +22,9 @@ class StepCost(Protocol):
     def layer_s(self, load: StepLoad, quantile: Quantile) -> float:
         """One average decoder layer, its weights on the device, while the link copies."""
 
+    def quiet_layer_s(self, load: StepLoad, quantile: Quantile) -> float:
+        """The same while nothing is copied."""
+
     def head_s(self, num_rows: int, quantile: Quantile) -> float:
         """Embedding, head and sampling of `num_rows` rows whose logits are needed."""
 

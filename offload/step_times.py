@@ -27,9 +27,14 @@ class ComputeTimes:
         return sum(self.layer_s) + self.head_s + self.fixed_s
 
 
-def compute_times(shape: ModelShape, cost: StepCost, load: StepLoad, quantile: Quantile) -> ComputeTimes:
-    """What a step of that load computes. A layer's time when decoding is that of its bytes; else they are equal."""
-    mean_s = cost.layer_s(load, quantile)
+def compute_times(
+    shape: ModelShape, cost: StepCost, load: StepLoad, quantile: Quantile, *, is_copying: bool
+) -> ComputeTimes:
+    """What a step of that load computes, beside copies or not.
+
+    A layer's time when decoding is that of its bytes; else they are equal.
+    """
+    mean_s = (cost.layer_s if is_copying else cost.quiet_layer_s)(load, quantile)
     if load.is_decode:
         layer_s = tuple(mean_s * num_bytes / shape.mean_layer_bytes for num_bytes in shape.layer_bytes)
     else:
@@ -42,12 +47,26 @@ class ReferenceTimes:
     """What the reference load computes, and the link as weights may use it: the same for all placements."""
 
     def __init__(self, shape: ModelShape, cost: StepCost, request: PlanRequest) -> None:
+        def times(load: StepLoad, is_copying: bool) -> ComputeTimes:
+            return compute_times(shape, cost, load, request.quantile, is_copying=is_copying)
+
         self.load = request.load
-        self.decode = compute_times(shape, cost, request.load.decode(), request.quantile)
-        self.prefill = tuple(compute_times(shape, cost, load, request.quantile) for load in request.load.prefill())
+        self._decode = {is_copying: times(request.load.decode(), is_copying) for is_copying in (False, True)}
+        self._prefill = {
+            is_copying: tuple(times(load, is_copying) for load in request.load.prefill())
+            for is_copying in (False, True)
+        }
         link = cost.link_bytes_per_s(Direction.H2D, request.quantile)
         self.link_bytes_per_s = link * (1.0 - request.kv_link_share)
         self.restart_s = request.restart_s
+
+    def decode(self, is_copying: bool) -> ComputeTimes:
+        """Of a step in which all sequences decode."""
+        return self._decode[is_copying]
+
+    def prefill(self, is_copying: bool) -> tuple[ComputeTimes, ...]:
+        """Of each step that reads the prompt."""
+        return self._prefill[is_copying]
 
 
 class StepTimes:
@@ -71,13 +90,23 @@ class StepTimes:
     def ttft_s(self, k: int) -> float:
         """Of a prompt that does not queue: the sum of its chunks' steps."""
         while len(self._ttft_s) <= k:
-            chunks = (self._predict(compute, len(self._ttft_s)).step_s for compute in self.times.prefill)
-            self._append(self._ttft_s, sum(chunks))
+            self._append(self._ttft_s, self._prefill_s(len(self._ttft_s)))
         return self._ttft_s[k]
 
     def decode_step(self, k: int) -> StepPrediction:
         """All that is predicted of a decode step."""
-        return self._predict(self.times.decode, k)
+        return self._predict(self.computing(k), k)
+
+    def computing(self, k: int) -> ComputeTimes:
+        """What a decode step computes, beside its copies if there are any."""
+        return self.times.decode(self._is_copying(k))
+
+    def _prefill_s(self, k: int) -> float:
+        chunks = self.times.prefill(self._is_copying(k))
+        return sum(self._predict(compute, k).step_s for compute in chunks)
+
+    def _is_copying(self, k: int) -> bool:
+        return self.placement.copied_bytes(k) > 0
 
     def last_within(self, target: ClassTarget, margin: float, last: int) -> int | None:
         """The largest k up to `last` at which all of a class's targets are met; None: not even at 0."""

@@ -97,8 +97,10 @@ def believed_layers(shape: ModelShape, cost: StepCost, targets: Sequence[ClassTa
     numbers, B_worst the bandwidth that is left if all sharers copy at once.
     """
     load = request.load.decode()
-    true_s = compute_times(shape, cost, load, request.quantile).total_s
-    believed_s = compute_times(shape, request.assumed_cost or cost, load, request.quantile).total_s
+    believed = request.assumed_cost or cost
+    true_s, believed_s = (
+        compute_times(shape, each, load, request.quantile, is_copying=False).total_s for each in (cost, believed)
+    )
     feasible = [target.tpot_s for target in targets if target.tpot_s >= true_s] or [true_s]
     bandwidth = cost.link_bytes_per_s(Direction.H2D, request.quantile) * request.assumed_link_factor
     num_bytes = min(feasible) / true_s * believed_s * bandwidth / request.assumed_sharers

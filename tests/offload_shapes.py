@@ -55,8 +55,13 @@ class FlatCost:
     fixed: float = 1e-3
     rate: float = 1e9
     spread: float = 1.0
+    slowdown: float = 1.0
+    """Of layers while the link copies."""
 
     def layer_s(self, load: StepLoad, quantile: Quantile) -> float:
+        return self.slowdown * self.quiet_layer_s(load, quantile)
+
+    def quiet_layer_s(self, load: StepLoad, quantile: Quantile) -> float:
         return (self.layer + self.per_row * (load.num_tokens - load.num_sequences)) * self._factor(quantile)
 
     def head_s(self, num_rows: int, quantile: Quantile) -> float:

@@ -249,6 +249,17 @@ def test_plans_are_made_for_the_slow_repetitions() -> None:
     assert made.max_streamed_layers == int(0.0776 / 1.3 * 1e9 / LAYER) == 5
 
 
+def test_layers_are_slower_only_where_something_is_copied() -> None:
+    """19 ms of computing; 27 beside copies."""
+    cost = FlatCost(slowdown=1.5, rate=1e12)
+    resident = planned(WEIGHTS + 100 * MB, cost=cost, strategy="none")
+    assert resident.predicted_step_s == pytest.approx(19e-3)
+    held = planned(WEIGHTS + 100 * MB, cost=cost, streamed_layers=2, num_slots=2)
+    copied = planned(WEIGHTS + 100 * MB, cost=cost, streamed_layers=3, num_slots=2)
+    assert held.predicted_step_s == pytest.approx(19e-3)
+    assert copied.predicted_step_s == pytest.approx(27e-3)
+
+
 def test_forced_k_interval_and_slots_are_obeyed() -> None:
     k = planned(WEIGHTS + 100 * MB, streamed_layers=5, num_slots=1)
     assert (k.min_streamed_layers, k.streamed_layers, k.max_streamed_layers, k.num_slots) == (5, 5, 5, 1)
