@@ -6,11 +6,25 @@ import argparse
 import logging
 import sys
 import threading
+from pathlib import Path
 
+from engine.offload_manager import NoOffload
 from engine.process import serve
 from engine.process_config import ProcessConfig
 from engine.runner_factory import BuiltRunner, ReportProgress
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeRunner
+
+
+class _Offload(NoOffload):
+    """Says when it is closed."""
+
+    def __init__(self, closed_file: Path | None) -> None:
+        self._closed_file = closed_file
+
+    def close(self) -> None:
+        if self._closed_file is not None:
+            with self._closed_file.open("a") as file:
+                file.write("closed\n")
 
 
 def main() -> int:
@@ -19,6 +33,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.0, help="how long each step takes")
     parser.add_argument("--load-failure", help="loading raises this")
     parser.add_argument("--exit-status", type=int, help="leave before anything is said")
+    parser.add_argument("--closed-file", type=Path, help="gets a line each time that what is offloaded is closed")
     options = parser.parse_args()
     if options.exit_status is not None:
         sys.stderr.write("a last word on standard error\n")
@@ -51,6 +66,7 @@ def main() -> int:
             weights_bytes=0,
             kv_cache_bytes=0,
             threads=1,
+            offload=_Offload(options.closed_file),
         )
 
     return serve(config, make_runner)

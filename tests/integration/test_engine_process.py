@@ -317,6 +317,23 @@ def test_stop_ends_the_process_and_removes_the_sockets(is_ready: bool) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_the_link_and_host_memory_are_closed_however_service_ends(tmp_path: Path, is_failing: bool) -> None:
+    """Pinned memory that a process leaves to the kernel keeps the machine busy for long."""
+    closed_file = tmp_path / "closed"
+
+    async def run() -> None:
+        async with _running(_supervisor("--closed-file", str(closed_file))) as supervisor:
+            assert not closed_file.exists()
+            for i in range(3 if is_failing else 0):
+                await _generate(supervisor, _group(f"bad{i}", (CRASH_TOKEN_ID,)))
+            if is_failing:
+                await _until(closed_file.exists, "the end of the first process")
+
+    asyncio.run(run())
+    assert closed_file.read_text().splitlines()[0] == "closed"
+
+
 def test_stop_ends_open_streams() -> None:
     async def run() -> None:
         supervisor = _supervisor("--step-s", "0.005")
