@@ -57,9 +57,9 @@ class PlanConfig:
     prompt_tokens: int = dataclasses.field(
         default=512, metadata={"help": "Prompt whose first token is timed.", "min": 1, "option": "prompt"}
     )
-    kv_need_tokens: int = dataclasses.field(
-        default=0,
-        metadata={"help": "KV wanted at start; 2,048 are held in any case.", "min": 0, "option": "kv-tokens"},
+    kv_need_tokens: int | None = dataclasses.field(
+        default=None,
+        metadata={"help": "KV wanted at start; default: of all sequences.", "min": 0, "option": "kv-tokens"},
     )
     classes_path: str | None = dataclasses.field(
         default=None, metadata={"help": "TOML file of latency classes that replaces the built-in table."}

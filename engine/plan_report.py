@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from offload.hardware import Hardware
@@ -75,7 +75,7 @@ def make_report(subject: PlanSubject, found: OffloadPlan | Infeasible) -> PlanRe
         notes = tuple(f"Option: {option}." for option in found.options)
         return PlanReport(False, _heading(subject), f"Infeasible. {found.reason}", (), notes, values)
     tables = (_class_table(subject, found), _placement_table(subject, found), _ledger_table(subject, found))
-    notes = tuple(f"{c.name}: {c.explanation}." for c in found.classes)
+    notes = (*_shortfalls(subject, found), *(f"{c.name}: {c.explanation}." for c in found.classes))
     if found.min_streamed_layers and any(c.is_best_effort or not c.is_open for c in found.classes):
         ways = "; ".join(ways_to_fit(subject.shape, subject.request))
         notes = (*notes, f"To serve more classes in time: {ways}; or looser targets.")
@@ -123,6 +123,18 @@ def _verdict(shape: ModelShape, plan: OffloadPlan) -> str:
     fewer = [c.name for c in plan.classes if c.max_streamed_layers is not None and c.max_streamed_layers < start]
     while_running = f", fewer while there are requests of {', '.join(fewer)}" if fewer else ""
     return f"{'; '.join(parts)}. {start} of {shape.num_layers} layers streamed at start{while_running}."
+
+
+def _shortfalls(subject: PlanSubject, plan: OffloadPlan) -> Iterator[str]:
+    """What was asked for and does not fit, although there is a plan."""
+    load, request = subject.request.load, subject.request
+    if plan.kv_tokens < request.kv_need_tokens:
+        yield (
+            f"The KV at start holds {plan.kv_tokens:,} of the {request.kv_need_tokens:,} tokens asked for: no class "
+            "that is never closed bears more streaming, or the host holds no more. The times below are for all of them."
+        )
+    if load.prompt_tokens > plan.max_model_len:
+        yield f"A prompt of {load.prompt_tokens:,} tokens is longer than max_model_len, {plan.max_model_len:,}."
 
 
 def _class_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:

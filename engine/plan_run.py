@@ -131,7 +131,9 @@ def _request(
         host_bytes=config.host_memory_bytes,
         block_size=scheduler.block_size,
         workspace_bytes=workspace_bytes(model.config, scheduler, model.dtype),
-        kv_need_tokens=config.kv_need_tokens,
+        kv_need_tokens=load.num_sequences * load.context_tokens
+        if config.kv_need_tokens is None
+        else config.kv_need_tokens,
         max_model_len=engine.max_model_len_tokens,
         objective=config.offload_objective,
         strategy=config.offload_strategy,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from offload.plan import Objective, Strategy
@@ -11,6 +12,8 @@ from offload.step_load import StepLoad
 
 MIN_KV_LINK_SHARE = 0.15
 """Of the link, kept free of weights for KV; a measured demand may ask for more."""
+_MAX_SAMPLES = 9
+"""Chunks of a long prompt whose steps are predicted one by one."""
 START_TOKENS = 2048
 """The plan at start holds a request of that many tokens, or of `max_model_len` if that is less."""
 
@@ -41,6 +44,24 @@ class ReferenceLoad:
         for start in range(0, self.prompt_tokens, self.chunk_tokens):
             end = min(start + self.chunk_tokens, self.prompt_tokens)
             yield StepLoad(end - start + others, self.num_sequences, end + others * self.context_tokens)
+
+    def sampled_prefill(self) -> tuple[tuple[StepLoad, float], ...]:
+        """Steps of `prefill` and for how many each stands: all of a short prompt, evenly spread ones of a long one.
+
+        Between them times are taken to be straight in the context. In truth they bend upwards: the sum is not less.
+        """
+        steps = list(self.prefill())
+        if len(steps) <= _MAX_SAMPLES:
+            return tuple((step, 1.0) for step in steps)
+        last_whole = len(steps) - 2  # the last chunk may be shorter, and stands for itself
+        places = [last_whole * sample // (_MAX_SAMPLES - 2) for sample in range(_MAX_SAMPLES - 1)]
+        weights = [1.0, *[0.0] * (len(places) - 1)]
+        for index, (left, right) in enumerate(itertools.pairwise(places)):
+            for place in range(left + 1, right + 1):
+                share = (place - left) / (right - left)
+                weights[index] += 1.0 - share
+                weights[index + 1] += share
+        return (*zip((steps[place] for place in places), weights, strict=True), (steps[-1], 1.0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class ReferenceTimes:
         self.load = request.load
         self._decode = {is_copying: times(request.load.decode(), is_copying) for is_copying in (False, True)}
         self._prefill = {
-            is_copying: tuple(times(load, is_copying) for load in request.load.prefill())
+            is_copying: tuple((times(load, is_copying), weight) for load, weight in request.load.sampled_prefill())
             for is_copying in (False, True)
         }
         link = cost.link_bytes_per_s(Direction.H2D, request.quantile)
@@ -64,8 +64,8 @@ class ReferenceTimes:
         """Of a step in which all sequences decode."""
         return self._decode[is_copying]
 
-    def prefill(self, is_copying: bool) -> tuple[ComputeTimes, ...]:
-        """Of each step that reads the prompt."""
+    def prefill(self, is_copying: bool) -> tuple[tuple[ComputeTimes, float], ...]:
+        """Of steps that read the prompt, and for how many each stands."""
         return self._prefill[is_copying]
 
 
@@ -103,7 +103,7 @@ class StepTimes:
 
     def _prefill_s(self, k: int) -> float:
         chunks = self.times.prefill(self._is_copying(k))
-        return sum(self._predict(compute, k).step_s for compute in chunks)
+        return sum(weight * self._predict(compute, k).step_s for compute, weight in chunks)
 
     def _is_copying(self, k: int) -> bool:
         return self.placement.copied_bytes(k) > 0

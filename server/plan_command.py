@@ -118,7 +118,7 @@ def _table(table: ReportTable) -> Table:
     )
     for index, column in enumerate(table.columns):
         is_text = index == 0 or not any(table.columns)
-        shown.add_column(column, justify="left" if is_text else "right", overflow="fold")
+        shown.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=index < 2)
     for row in table.rows:
         shown.add_row(*row)
     return shown

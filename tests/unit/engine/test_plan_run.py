@@ -160,3 +160,14 @@ def test_a_built_in_shape_has_no_record() -> None:
 def test_a_need_beyond_what_a_class_bears_says_that_it_streams_fewer_while_that_runs() -> None:
     report = on_gpu("llama-3-8b", "a10", device_memory_bytes=16 * 10**9, num_sequences=4, kv_need_tokens=8192)
     assert "streamed at start, fewer while there are requests of interactive, standard." in report.verdict
+
+
+def test_the_kv_of_all_sequences_is_wanted_and_what_is_short_is_said() -> None:
+    report = on_gpu("llama-3-8b", "a10", device_memory_bytes=17 * 10**9, num_sequences=8, context_tokens=2048)
+    assert report.values["request"]["kv_need_tokens"] == 8 * 2048
+    assert report.values["plan"]["kv_tokens"] >= 8 * 2048 * 1.1
+    short = on_gpu("llama-2-13b", "a10", num_sequences=64, context_tokens=2048, prompt_tokens=4000)
+    plan = short.values["plan"]
+    assert plan["kv_tokens"] < 64 * 2048
+    assert short.notes[0].startswith(f"The KV at start holds {plan['kv_tokens']:,} of the 131,072 tokens asked for")
+    assert short.notes[1] == f"A prompt of 4,000 tokens is longer than max_model_len, {plan['max_model_len']:,}."

@@ -113,6 +113,18 @@ def test_a_reference_prompt_is_read_in_chunks_beside_the_others() -> None:
     assert load.decode().is_decode and not next(load.prefill()).is_decode
 
 
+@pytest.mark.parametrize("prompt_tokens", [400, 3600, 3601, 4100, 7777, 65_536])
+def test_a_long_prompt_is_sampled_and_its_sum_kept(prompt_tokens: int) -> None:
+    load = ReferenceLoad(num_sequences=2, context_tokens=100, prompt_tokens=prompt_tokens, chunk_tokens=400)
+    every, samples = list(load.prefill()), load.sampled_prefill()
+    assert len(samples) == min(len(every), 9)
+    assert sum(weight for _, weight in samples) == pytest.approx(len(every))
+    for count in (lambda step: step.num_tokens, lambda step: step.num_context_tokens):
+        assert sum(weight * count(step) for step, weight in samples) == pytest.approx(sum(map(count, every)))
+    bent = sum(step.num_context_tokens**2 for step in every)
+    assert bent <= sum(weight * step.num_context_tokens**2 for step, weight in samples) <= bent * 1.03
+
+
 def test_values_out_of_bounds_are_named() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         StepLoad(1, 2, 5)
