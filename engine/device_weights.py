@@ -149,8 +149,8 @@ class DeviceWeights:
 
     @property
     def is_moving(self) -> bool:
-        """Whether the wanted number of streamed layers is still to come."""
-        return self._num_streamed != self._target
+        """Whether the wanted number of streamed layers is still to come, or a copy back is on its way."""
+        return self._promotion is not None or self._num_streamed != self._target
 
     @property
     def num_kv_blocks(self) -> int:
@@ -201,7 +201,8 @@ class DeviceWeights:
         """Between steps: stream that many layers. More take effect at once; fewer one by one, as their copies arrive.
 
         Before asking for fewer, the caller makes sure that no KV block from `kv_blocks_at(num_streamed)` on is in use
-        nor handed out until `is_moving` is False. `num_kv_blocks` says what is in force.
+        nor handed out until `is_moving` is False. `num_kv_blocks` says what is in force. A copy that fails ends the
+        wish for fewer: the layer stays streamed until that is asked for again.
 
         Args:
             deadline_s: when a copy back to the device should have arrived, on the link's clock; infinity: when the link

@@ -10,8 +10,7 @@ import torch
 
 from engine.device_weights import DeviceWeights, StreamingNumbers
 from engine.layers.layer_layout import LayerFormats, layer_layout
-from engine.model_config import ModelConfig
-from engine.models.decoder_weights import DecoderFormats, make_weights, parameters, weight_sizes
+from engine.models.decoder_weights import make_weights, parameters
 from engine.models.weights_placement import HostPlacement, WeightSizes
 from kernels.linear import DenseFormat
 from kernels.native.tiled_format import TiledFormat
@@ -19,50 +18,19 @@ from offload.arena import Arena, ArenaFull, aligned
 from offload.residency import ResidencyOrder
 from offload.transfer import TransferClass
 from tests.fake_link import FakeLink
-
-BLOCK_BYTES = 1000
-NUM_LAYERS = 4
-CONFIG = ModelConfig(
-    architecture="llama", num_layers=NUM_LAYERS, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8,
-    intermediate_size=64, vocab_size=50, max_position_tokens=100, rms_norm_eps=1e-5, rope_theta=1e4, mlp_bias=True,
-)  # fmt: skip
-FORMATS = DecoderFormats.uniform(CONFIG, TiledFormat(torch.bfloat16), torch.float32)
-SIZES = weight_sizes(CONFIG, FORMATS)
-LAYER_BYTES = SIZES.layer_bytes[0]
-
-
-def make(
-    num_streamed: int = 2,
-    min_streamed: int = 0,
-    max_streamed: int = NUM_LAYERS,
-    num_slots: int = 1,
-    *,
-    unit_bytes: int = LAYER_BYTES,
-    spare_bytes: int = 10_000,
-) -> tuple[DeviceWeights, Arena, FakeLink]:
-    """With room for `spare_bytes` of KV at `min_streamed`."""
-    numbers = StreamingNumbers(
-        ResidencyOrder.spread(NUM_LAYERS),
-        (unit_bytes,) * NUM_LAYERS,
-        num_streamed,
-        min_streamed,
-        max_streamed,
-        num_slots,
-    )
-    resident = NUM_LAYERS * LAYER_BYTES - min_streamed * unit_bytes
-    capacity = aligned(SIZES.fixed_bytes) + resident + num_slots * unit_bytes + aligned(spare_bytes)
-    arena, link = Arena(capacity), FakeLink(1e6)
-    weights = DeviceWeights(SIZES, arena, link, numbers, BLOCK_BYTES)
-    for layer, slab in enumerate(weights.slabs):
-        slab.head.fill_(layer + 1)
-        slab.tail.fill_(layer + 1)
-    weights.loaded()
-    weights.check()
-    return weights, arena, link
+from tests.tiny_device_weights import (
+    BLOCK_BYTES,
+    CONFIG,
+    FORMATS,
+    LAYER_BYTES,
+    NUM_LAYERS,
+    SIZES,
+    make_device_weights,
+)
 
 
 def test_the_ledger_names_everyone_and_the_border_moves_by_whole_units() -> None:
-    weights, arena, _ = make(num_streamed=0)
+    weights, arena, _ = make_device_weights(num_streamed=0)
     for k in range(NUM_LAYERS + 1):
         weights.set_streamed(k)
         weights.check()
@@ -79,7 +47,7 @@ def test_the_ledger_names_everyone_and_the_border_moves_by_whole_units() -> None
 
 
 def test_the_first_layer_to_be_streamed_lies_at_the_border() -> None:
-    weights, arena, _ = make(num_streamed=0)
+    weights, arena, _ = make_device_weights(num_streamed=0)
     base = arena.region.data_ptr()
     places = {layer: weights.acquire(layer).tail.data_ptr() - base for layer in range(NUM_LAYERS)}
     in_order = [places[layer] for layer in ResidencyOrder.spread(NUM_LAYERS).layers]
@@ -90,7 +58,7 @@ def test_the_first_layer_to_be_streamed_lies_at_the_border() -> None:
 
 
 def test_resident_layers_are_read_from_the_arena_and_the_host_keeps_its_copies() -> None:
-    weights, arena, _ = make(num_streamed=2)
+    weights, arena, _ = make_device_weights(num_streamed=2)
     region = arena.region
     streamed = weights.streamed_layers
     assert streamed == (1, 3)
@@ -105,7 +73,7 @@ def test_resident_layers_are_read_from_the_arena_and_the_host_keeps_its_copies()
 
 
 def test_one_layer_less_is_streamed_once_its_copy_has_arrived() -> None:
-    weights, arena, link = make(num_streamed=2)
+    weights, arena, link = make_device_weights(num_streamed=2)
     link.advance_to_idle()
     before = weights.num_kv_blocks
     weights.set_streamed(0, deadline_s=5.0)
@@ -133,7 +101,7 @@ def test_one_layer_less_is_streamed_once_its_copy_has_arrived() -> None:
 
 
 def test_a_copy_back_that_fails_leaves_the_layer_streamed(caplog: pytest.LogCaptureFixture) -> None:
-    weights, _, link = make(num_streamed=2)
+    weights, _, link = make_device_weights(num_streamed=2)
     link.advance_to_idle()
     weights.set_streamed(1)
     assert weights._promotion is not None
@@ -152,7 +120,7 @@ def test_a_copy_back_that_fails_leaves_the_layer_streamed(caplog: pytest.LogCapt
 
 
 def test_more_layers_wanted_while_one_is_on_its_way_back_wait_for_it() -> None:
-    weights, _, link = make(num_streamed=2)
+    weights, _, link = make_device_weights(num_streamed=2)
     link.advance_to_idle()
     weights.set_streamed(1)
     weights.set_streamed(4)
@@ -168,7 +136,7 @@ def test_parts_of_layers_stay_where_the_rest_is_streamed() -> None:
     parts = SIZES.layer_part_bytes[0]
     assert len(parts) == 5 and sum(parts) == LAYER_BYTES
     down = parts[-1]
-    weights, arena, _ = make(num_streamed=NUM_LAYERS, num_slots=2, unit_bytes=down)
+    weights, arena, _ = make_device_weights(num_streamed=NUM_LAYERS, num_slots=2, unit_bytes=down)
     assert arena.ledger()["fixed weights"] == aligned(SIZES.fixed_bytes) + NUM_LAYERS * (LAYER_BYTES - down)
     weights.begin_step()
     for layer in range(NUM_LAYERS):
@@ -180,7 +148,7 @@ def test_parts_of_layers_stay_where_the_rest_is_streamed() -> None:
 
 
 def test_nothing_streamed_ever_takes_no_slot_and_no_host_memory() -> None:
-    weights, arena, _ = make(0, 0, 0, num_slots=0)
+    weights, arena, _ = make_device_weights(0, 0, 0, num_slots=0)
     assert weights.host_bytes == 0 and weights.step_bytes == 0 and weights.streamed_layers == ()
     assert "slots" not in arena.ledger()
     weights.begin_step()
@@ -190,10 +158,10 @@ def test_nothing_streamed_ever_takes_no_slot_and_no_host_memory() -> None:
 
 def test_what_does_not_fit_is_refused_with_the_ledger() -> None:
     with pytest.raises(ArenaFull, match=r"resident layers needs .* are free \(held: fixed weights .*--device-memory"):
-        make(spare_bytes=-1000)
-    make(num_streamed=2, min_streamed=2, spare_bytes=0)
+        make_device_weights(spare_bytes=-1000)
+    make_device_weights(num_streamed=2, min_streamed=2, spare_bytes=0)
     with pytest.raises(ValueError, match="1 streamed layers: the plan has 2 to 4"):
-        make(num_streamed=2, min_streamed=2)[0].set_streamed(1)
+        make_device_weights(num_streamed=2, min_streamed=2)[0].set_streamed(1)
 
 
 def test_numbers_that_do_not_fit_each_other_are_refused() -> None:
@@ -211,7 +179,7 @@ def test_numbers_that_do_not_fit_each_other_are_refused() -> None:
 
 
 def test_a_step_without_an_end_holds_the_set_of_layers() -> None:
-    weights, _, _ = make()
+    weights, _, _ = make_device_weights()
     weights.begin_step()
     with pytest.raises(RuntimeError, match="between steps only"):
         weights.set_streamed(3)
@@ -249,6 +217,6 @@ def test_layers_are_cut_alike_though_one_of_them_could_be_cut_more_often() -> No
 
 
 def test_an_infinite_deadline_lets_a_copy_back_wait_for_the_link() -> None:
-    weights, _, _ = make(num_streamed=2)
+    weights, _, _ = make_device_weights(num_streamed=2)
     weights.set_streamed(1)
     assert weights._promotion is not None and weights._promotion.transfer.deadline_s == math.inf
