@@ -173,7 +173,7 @@ def _placement_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:
     gained = f", {plan.kv_tokens_gained:+,} by streaming" if plan.num_slots else ""
     rows = (
         ("streamed layers", f"{plan.streamed_layers} of {num_layers} at start"),
-        ("while serving", f"{plan.min_streamed_layers} to {plan.max_streamed_layers}, by need and by class"),
+        ("while serving", _range(plan)),
         ("of a layer", unit if plan.num_slots else "-"),
         ("slots", f"{plan.num_slots} x {gigabytes(plan.slot_bytes)}" if plan.num_slots else "none"),
         ("copied each step", gigabytes(plan.streamed_bytes)),
@@ -185,6 +185,11 @@ def _placement_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:
         ("link busy", f"{plan.link_busy_share:.0%} of it"),
     )
     return ReportTable(f"Placement ({plan.strategy})", ("", ""), rows)
+
+
+def _range(plan: OffloadPlan) -> str:
+    least, most = plan.min_streamed_layers, plan.max_streamed_layers
+    return f"{least} to {most}, by need and by class" if least < most else "as many"
 
 
 def _freed(plan: OffloadPlan) -> str:
