@@ -38,3 +38,21 @@ def test_a_copied_block_equals_its_source_in_all_layers_and_nothing_else_changes
     assert torch.equal(cache.region[3], before[1])
     assert torch.equal(cache.region[0], before[1])  # in order: the second copy sees the first
     assert torch.equal(cache.region[1:3], before[1:3])
+
+
+def test_the_border_says_which_blocks_there_are_and_new_ones_are_cleared() -> None:
+    size = bytes_per_block(CONFIG, torch.float32, 2)
+    memory = torch.full((5 * size + 100,), 0xDB, dtype=torch.uint8)
+    cache = KVCache(CONFIG, torch.float32, num_blocks=5, block_size=2, memory=memory)
+    assert cache.region.shape[0] == 5 and cache.region.data_ptr() == memory.data_ptr()
+    cache.set_border(2)
+    cache.region.fill_(1.0)
+    assert memory[2 * size :].eq(0xDB).all(), "beyond the border"
+    same = cache.region
+    cache.set_border(2)
+    assert cache.region is same
+    cache.set_border(4)
+    assert cache.region[:2].eq(1.0).all() and cache.region[2:].eq(0.0).all()
+    assert memory[4 * size :].eq(0xDB).all()
+    with pytest.raises(ValueError, match="6 KV blocks in force, there is memory for 0 to 5"):
+        cache.set_border(6)
