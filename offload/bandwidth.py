@@ -20,8 +20,8 @@ class BandwidthRules:
 
     After a row of `num_late_slices` and `min_late_s` in which each took `late_factor` times what was expected, the
     bandwidth is at once the median of theirs (the catch-up after a hiccup of the system ends the row, and one long
-    stall does not count for all). It stays at most that until 95 % of the window has been `recovery_factor` times as
-    fast for `recovery_s`, so that a link that comes and goes does not make plans come and go.
+    stall does not count for all). It stays at most that until every sample has been `recovery_factor` times as fast for
+    `recovery_s`, so that a link that comes and goes does not make plans come and go.
     """
 
     sample_s: float = 50e-3
@@ -116,16 +116,22 @@ class BandwidthEstimate:
 
     def _add_sample(self, bytes_per_s: float, now_s: float) -> None:
         self._window.append(bytes_per_s)
-        if len(self._window) < self._rules.num_first_samples:
-            return
-        ordered = sorted(self._window)
-        self._nominal_p50 = ordered[len(ordered) // 2]
-        self._nominal_p5 = ordered[len(ordered) // 20]
-        if self._ceiling is None:
-            return
-        if self._nominal_p5 < self._rules.recovery_factor * self._ceiling:
+        if self._ceiling is not None:
+            self._watch_recovery(self._ceiling, bytes_per_s, now_s)
+        if len(self._window) >= self._rules.num_first_samples:
+            ordered = sorted(self._window)
+            self._nominal_p50 = ordered[len(ordered) // 2]
+            self._nominal_p5 = ordered[len(ordered) // 20]
+
+    def _watch_recovery(self, ceiling: float, bytes_per_s: float, now_s: float) -> None:
+        """End the derating if this sample completes a recovery, of which the window then holds the samples alone."""
+        if bytes_per_s < self._rules.recovery_factor * ceiling:
             self._fast_since_s = None
         elif self._fast_since_s is None:
             self._fast_since_s = now_s
-        elif now_s - self._fast_since_s >= self._rules.recovery_s:
+            self._window.clear()
+            self._window.append(bytes_per_s)
+        elif (
+            now_s - self._fast_since_s >= self._rules.recovery_s and len(self._window) >= self._rules.num_first_samples
+        ):
             self._ceiling = self._fast_since_s = None

@@ -106,6 +106,17 @@ def test_recovery_must_last() -> None:
     assert wire.percentiles == (pytest.approx(1e9), pytest.approx(1e9))
 
 
+def test_rare_traffic_is_enough_to_recover_but_one_sample_is_not() -> None:
+    wire = Wire(1e9)
+    wire.carry(RULES.num_late_slices, 5e8)
+    wire.carry(5, 1e9)
+    wire.now_s += 60.0
+    wire.carry(5, 1e9)
+    assert wire.estimate.is_derated, "two samples, a minute apart"
+    wire.carry(5 * (RULES.num_first_samples - 2), 1e9)
+    assert not wire.estimate.is_derated
+
+
 def test_link_that_comes_and_goes_is_planned_as_gone() -> None:
     wire = Wire(1e9)
     for _ in range(50):  # 50 x 0.1 s slow, 0.1 s fast: 10 s
