@@ -67,12 +67,12 @@ class NativeDecoder:
         self._head = Head(library, weights.head, dtype)
         self._access = access or ResidentLayers([layer.slab for layer in weights.layers])
         self._placed: dict[Slab, PlacedLayer] = {}
-        self._streamed = tuple(range(config.num_layers))
+        self._streamed = tuple(range(len(weights.layers)))
         """Of the last step; at first no layer is known to be where it stays."""
 
     def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         """As `Decoder.forward`."""
-        access, num_layers, first = self._access, self.config.num_layers, 0
+        access, num_layers, first = self._access, len(self.weights.layers), 0
         if access.streamed_layers is not self._streamed:
             self._settle()
         step = self._stack.begin(token_ids, kv_cache, metadata)
@@ -94,7 +94,7 @@ class NativeDecoder:
     def _settle(self) -> None:
         """The set of streamed layers has changed: point to where the others stay."""
         self._streamed = self._access.streamed_layers
-        for layer in set(range(self.config.num_layers)).difference(self._streamed):
+        for layer in set(range(len(self.weights.layers))).difference(self._streamed):
             self._move(layer)
 
     def _move(self, layer: int) -> None:
