@@ -82,7 +82,7 @@ class FileBacking:
                 region = mmap.mmap(file.fileno(), num_bytes)
         except OSError as error:
             raise MemoryError(
-                f"a file of {num_bytes:,} bytes in {self._directory} cannot be had: {error.strerror}"
+                f"a file in {self._directory} cannot be had: {error.strerror}; give another --host-memory-directory"
             ) from error
         if hasattr(mmap, "MADV_SEQUENTIAL"):
             region.madvise(mmap.MADV_SEQUENTIAL)

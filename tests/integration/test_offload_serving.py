@@ -1,4 +1,4 @@
-"""The default model in less device memory than its weights take: served by streaming, with the text of the whole one."""
+"""The default model in less device memory than its weights take: served by streaming, with the whole one's text."""
 
 from __future__ import annotations
 
@@ -78,6 +78,16 @@ def whole(real_model_path: Path) -> Iterator[Served]:
 def test_texts_are_those_of_the_model_on_the_device(streamed: Served, whole: Served) -> None:
     """On native kernels a row's bits depend on no other row, so whatever the batches were the texts are equal."""
     assert streamed.all_texts() == whole.all_texts()
+
+
+def test_weights_in_a_file_give_the_same_text(real_model_path: Path, tmp_path: Path, whole: Served) -> None:
+    arguments = ("--dtype", "bfloat16", "--device-memory", f"{DEVICE_MIB}MiB", "--host-memory-directory", str(tmp_path))
+    with HeadraceProcess(str(real_model_path), "--served-model-name", "default", *arguments) as process:
+        served = Served(process, process.wait_ready(READY_WITHIN_S))
+        assert served.complete(PROMPTS[0], "batch")[0] == whole.complete(PROMPTS[0], "batch")[0]
+        assert served.metrics()['headrace_offload_bytes_total{direction="h2d",kind="weights"}'] > 2**20
+        assert any("host memory in MiB (file): weights" in line for line in process.lines)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_third_of_the_layers_is_streamed_and_the_metrics_show_it(streamed: Served) -> None:
