@@ -10,6 +10,8 @@ from engine.core import EngineCore
 from engine.messages import AbortChoices, AddGroup, SLORequest, StepOutputs, StepStats, TokenLogprob
 from engine.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
+from kernels.native.row_sampling import NativeRowSampling
+from kernels.native_library import NativeLibrary
 from scheduler.config import SchedulerConfig
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
@@ -36,11 +38,19 @@ class InProcessEngine:
         num_blocks: int,
         max_model_len: int = 1024,
         eos_token_ids: frozenset[int] = frozenset(),
+        library: NativeLibrary | None = None,
         **scheduler_options: Any,
     ) -> None:
+        """`library`: of the kernels that sample; the model's own may be another."""
         config = SchedulerConfig(**scheduler_options)
         self.runner = ModelRunner(
-            model, num_blocks, config.block_size, config.max_num_seqs, config.max_num_batched_tokens, max_model_len
+            model,
+            num_blocks,
+            config.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            max_model_len,
+            None if library is None else NativeRowSampling(library),
         )
         scheduler = Scheduler(config, SLOClasses(), num_blocks, max_model_len)
         self._clock = HandClock(tick_s=1e-4)
