@@ -95,6 +95,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     from engine.kv_cache import bytes_per_block, num_blocks_for
     from engine.model_runner import ModelRunner
     from engine.weights import load_model
+    from kernels.native.row_sampling import NativeRowSampling
 
     engine, scheduler = config.engine, config.scheduler
     threads = compute_threads(engine.threads, os.environ)
@@ -116,7 +117,13 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     )
     report("making the KV cache", 0.0)
     runner = ModelRunner(
-        model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit
+        model,
+        num_blocks,
+        scheduler.block_size,
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        limit,
+        None if library is None else NativeRowSampling(library),
     )
     return BuiltRunner(
         runner=runner,
