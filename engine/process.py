@@ -191,6 +191,7 @@ def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_ste
         weights_bytes_by_format=dict(built.weights_bytes_by_format),
         kv_cache_bytes=built.kv_cache_bytes,
         threads=built.threads,
+        step_s_by_threads=dict(built.step_s_by_threads),
         load_s=load_s,
         longest_step_s=longest_step_s,
     )

@@ -6,12 +6,15 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.process_config import ProcessConfig
-from engine.processors import compute_threads
+from engine.processors import available_processors, fixed_threads
 from engine.runner import Runner
 from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
+
+if TYPE_CHECKING:
+    from engine.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ class BuiltRunner:
     threads: int
     weights_bytes_by_format: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Of the matrices, by the name of their format."""
+    step_s_by_threads: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """What the probe measured for each number of threads that it tried; empty: somebody else chose."""
 
 
 RunnerFactory = Callable[[ProcessConfig, ReportProgress], BuiltRunner]
@@ -83,6 +88,32 @@ def load_kernels(
     return library
 
 
+def settle_threads(
+    model: LoadedModel, library: NativeLibrary
+) -> tuple[LoadedModel, NativeLibrary, Mapping[int, float]]:
+    """Measure how many of the library's threads are worth having.
+
+    Returns:
+        Model and library to serve with: those given, or others with fewer threads, and the library given is closed.
+        And the time of a step by number of threads, empty where there is no choice.
+    """
+    from engine.models.native_decoder import NativeDecoder
+    from engine.thread_probe import probe_threads
+
+    decoder = model.decoder
+    if library.num_threads == 1 or not isinstance(decoder, NativeDecoder):
+        return model, library, {}
+    choice = probe_threads(decoder, library)
+    logger.info(
+        "%d of %d threads compute; a step of the probe took %s", choice.num_threads, library.num_threads, choice
+    )
+    if choice.num_threads == library.num_threads:
+        return model, library, choice.step_s
+    fewer = library.with_threads(choice.num_threads)
+    library.close()
+    return dataclasses.replace(model, decoder=decoder.with_library(fewer)), fewer, choice.step_s
+
+
 def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
     """The real thing: weights, KV cache and the model's runner, on the CPU.
 
@@ -98,7 +129,8 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     from kernels.native.row_sampling import NativeRowSampling
 
     engine, scheduler = config.engine, config.scheduler
-    threads = compute_threads(engine.threads, os.environ)
+    fixed = fixed_threads(engine.threads, os.environ)
+    threads = available_processors().compute_threads if fixed is None else fixed
     report("loading kernels", 0.0)
     library = load_kernels(engine.kernels, threads, os.environ)
     torch.set_num_threads(threads if library is None else 1)  # two pools of threads would fight for the processors
@@ -110,6 +142,10 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         library=library,
         quantize=engine.quantize,
     )
+    step_s_by_threads: Mapping[int, float] = {}
+    if library is not None and fixed is None:
+        report("choosing compute threads", 0.0)
+        model, library, step_s_by_threads = settle_threads(model, library)
     dtype = model.decoder.dtype
     num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
     limit = max_model_len(
@@ -137,5 +173,6 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         weights_bytes=model.weights_bytes,
         weights_bytes_by_format=model.bytes_by_format,
         kv_cache_bytes=num_blocks * bytes_per_block(model.config, dtype, scheduler.block_size),
-        threads=threads,
+        threads=threads if library is None else library.num_threads,
+        step_s_by_threads=step_s_by_threads,
     )

@@ -20,12 +20,18 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
             f"{_mib(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
             f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
         ),
-        ("compute", f"{ready.threads} threads; ready after {ready.load_s:.1f} s"),
+        ("compute", f"{ready.threads} threads{_probed(ready)}; ready after {ready.load_s:.1f} s"),
     )
     for name, fact in facts:
         console.print(f"  {name:<10}{fact}", highlight=False, soft_wrap=True)
     console.print(_class_table(classes))
     console.print(f"Headrace answers at {url}", style="bold", highlight=False)
+
+
+def _probed(ready: Ready) -> str:
+    """What the choice of threads rests on."""
+    taken = ", ".join(f"{step_s * 1e3:.1f} ms with {n}" for n, step_s in sorted(ready.step_s_by_threads.items()))
+    return f" (a step of the probe: {taken})" if taken else ""
 
 
 def _formats(ready: Ready) -> str:

@@ -6,6 +6,8 @@ sequence of instructions whatever the batch: this path is batch-invariant always
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,17 @@ class NativeDecoder:
         operands = DecoderOperands(layers, (kind,), weights.embedding, weights.final_norm)
         self._stack = NativeStack(library, shape, operands)
         self._head = Head(library, weights.head, dtype)
+
+    def with_library(self, library: NativeLibrary, max_bytes: int | None = None) -> NativeDecoder:
+        """The same weights on other threads.
+
+        Args:
+            max_bytes: of the matrices of its layers: only the first ones that fit, at least one. None: all.
+        """
+        layers = self.weights.layers
+        if max_bytes is not None:
+            layers = layers[: max(1, max_bytes // layers[0].layout.num_bytes)]
+        return NativeDecoder(self.config, dataclasses.replace(self.weights, layers=layers), self.dtype, library)
 
     def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         """As `Decoder.forward`."""
