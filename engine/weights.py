@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,14 @@ def _open_gguf(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, 
     file = GGUFFile(path)
     opened.callback(file.close)
     architecture = gguf_architecture(file)
-    return file, architecture.read_gguf_config(file), architecture.gguf_names
+    return file, architecture.read_config(file), architecture.names
 
 
 def _open_directory(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
     config_path = path / "config.json"
     fields = ConfigFields(_read_json(config_path), str(config_path))
     architecture = hf_architecture(fields)
-    config = architecture.read_hf_config(fields)
+    config = architecture.read_config(fields)
     generation_path = path / "generation_config.json"
     if generation_path.is_file():
         generation = ConfigFields(_read_json(generation_path), str(generation_path))
@@ -109,7 +110,7 @@ def _open_directory(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSou
         config = dataclasses.replace(config, eos_token_ids=tuple(eos_token_ids))
     file = _open_safetensors(path)
     opened.callback(file.close)
-    return file, config, architecture.hf_names
+    return file, config, architecture.names
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
             DecoderFormats.uniform(config, DenseFormat(torch.float32), torch.float32),
             lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8),
         )
-        wanted = {names.of(p.name): p.shape for p in parameters(weights)}
+        wanted = _wanted_shapes(weights, names)
     missing = [name for name in wanted if name not in source.shapes]
     if missing:
         raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {some_names(missing)}")
@@ -169,11 +170,23 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
         )
 
 
+def _wanted_shapes(weights: DecoderWeights, names: TensorNames) -> dict[str, tuple[int, ...]]:
+    """By the file's names; parts of one tensor lie one after the other in it."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for parameter in parameters(weights):
+        name, (rows, *rest) = names.of(parameter.name), parameter.shape
+        wanted[name] = (rows + wanted.get(name, (0,))[0], *rest)
+    return wanted
+
+
 def _fill(weights: DecoderWeights, copier: TensorCopier, progress: Callable[[float], None]) -> None:
     progress(0.0)
     num_written = 0
+    taken_rows: Counter[str] = Counter()
     for parameter in parameters(weights):
-        copier.copy(parameter)
+        name = copier.names.of(parameter.name)
+        copier.copy(parameter, taken_rows[name])
+        taken_rows[name] += parameter.shape[0]
         num_written += len(parameter.data)
         progress(min(1.0, num_written / weights.num_bytes))
     progress(1.0)

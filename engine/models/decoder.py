@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from engine.attention_kind import AttentionKind
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.row_tiles import RowFunction, RowMap, whole_batch, widest_tiles
 from engine.model_config import ModelConfig
@@ -16,7 +17,7 @@ from kernels.attention.base import AttentionBackend, AttentionMetadata, layer_vi
 from kernels.attention.invariant_attention import InvariantAttention
 from kernels.attention.torch_attention import TorchAttention
 from kernels.norm import rms_norm
-from kernels.rotary import inverse_frequencies, rotation
+from kernels.rotary import rotation
 
 
 class Decoder:
@@ -45,7 +46,8 @@ class Decoder:
         self._backend = backend or (InvariantAttention() if batch_invariant else TorchAttention())
         self._layer = DecoderLayer(config)
         self._matrices = tuple(layer.layout.matrices(layer.slab) for layer in weights.layers)
-        self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._rotations = tuple(_rotation_of(kind) for kind in config.attention_kinds)
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._by_rows: RowMap = self._find_tiles() if batch_invariant else whole_batch
 
     @torch.inference_mode()
@@ -60,12 +62,18 @@ class Decoder:
         Returns:
             [T, hidden] after the final norm.
         """
-        step = self._backend.plan(metadata, kv_cache.shape[3], self.dtype)
-        cos, sin = self._by_rows(self._rotation, metadata.positions)
+        steps = [
+            self._backend.plan(metadata, kv_cache.shape[3], self.dtype, kind.sliding_window)
+            for kind in self.config.attention_kinds
+        ]
+        angles = [self._by_rows(rotate, metadata.positions) for rotate in self._rotations]
         hidden = self.weights.embedding.gather(token_ids).to(self.dtype)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
         for index, (project, finish) in enumerate(self._layer_functions()):
-            query, key, value = self._by_rows(project, hidden, cos, sin)
-            cache = layer_view(kv_cache, index)
+            kind = self.config.kind_of(index)
+            query, key, value = self._by_rows(project, hidden, *angles[kind])
+            cache, step = layer_view(kv_cache, index), steps[kind]
             step.write_kv(key, value, cache)
             attended = step.attend(query, cache, self.config.attention_scale)
             (hidden,) = self._by_rows(finish, hidden, attended)
@@ -86,9 +94,6 @@ class Decoder:
                 functools.partial(self._layer.finish, weights, matrices),
             )
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotation(positions, self._frequencies)
-
     def _final_norm(self, hidden: Tensor) -> tuple[Tensor]:
         return (rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps),)
 
@@ -106,10 +111,15 @@ class Decoder:
         project, finish = next(self._layer_functions())
         return widest_tiles(
             (
-                (self._rotation, (positions,)),
-                (project, (hidden, *self._rotation(positions))),
+                *((rotate, (positions,)) for rotate in self._rotations),
+                *((project, (hidden, *rotate(positions))) for rotate in self._rotations),
                 (finish, (hidden, attended)),
                 (self._final_norm, (hidden,)),
                 (self._head, (hidden,)),
             )
         )
+
+
+def _rotation_of(kind: AttentionKind) -> RowFunction:
+    """Cosine and sine of positions [T]."""
+    return functools.partial(rotation, frequencies=kind.rope.frequencies, amplitude=kind.rope.amplitude)

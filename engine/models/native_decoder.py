@@ -14,10 +14,13 @@ from torch import Tensor
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderWeights, LayerWeights
 from kernels.attention.base import AttentionMetadata
+from kernels.native.activation import Activation
 from kernels.native.decoder import DecoderOperands, LayerKind, LayerOperands, LayerShape, NativeStack
 from kernels.native.linear import Head
+from kernels.native.rotary import HeadNorms
 from kernels.native_library import NativeLibrary
-from kernels.rotary import inverse_frequencies
+
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
 
 
 class NativeDecoder:
@@ -43,10 +46,18 @@ class NativeDecoder:
             norm_eps=config.rms_norm_eps,
             attention_scale=config.attention_scale,
             dtype=dtype,
+            activation=_ACTIVATIONS[config.activation],
         )
-        kind = LayerKind(inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-        layers = tuple(_operands(layer) for layer in weights.layers)
-        operands = DecoderOperands(layers, (kind,), weights.embedding, weights.final_norm)
+        operands = DecoderOperands(
+            layers=tuple(_operands(config, index, layer) for index, layer in enumerate(weights.layers)),
+            kinds=tuple(
+                LayerKind(kind.rope.frequencies, kind.sliding_window, kind.rope.amplitude)
+                for kind in config.attention_kinds
+            ),
+            embedding=weights.embedding,
+            final_norm=weights.final_norm,
+            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=dtype)),
+        )
         self._stack = NativeStack(library, shape, operands)
         self._head = Head(library, weights.head, dtype)
 
@@ -70,8 +81,11 @@ class NativeDecoder:
         return self._head.logits(hidden)
 
 
-def _operands(layer: LayerWeights) -> LayerOperands:
+def _operands(config: ModelConfig, index: int, layer: LayerWeights) -> LayerOperands:
     layout, slab = layer.layout, layer.slab
+    norms = None
+    if layer.query_norm is not None and layer.key_norm is not None:
+        norms = HeadNorms(layer.query_norm, layer.key_norm, config.rms_norm_eps)
     return LayerOperands(
         qkv=layout.matrices(slab).qkv,
         output=layout.output.over(slab),
@@ -84,4 +98,8 @@ def _operands(layer: LayerWeights) -> LayerOperands:
         output_bias=layer.output_bias,
         gate_up_bias=layer.gate_up_bias,
         down_bias=layer.down_bias,
+        post_attention_norm=layer.post_attention_norm,
+        post_mlp_norm=layer.post_mlp_norm,
+        head_norms=norms,
+        kind=config.kind_of(index),
     )

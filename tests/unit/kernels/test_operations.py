@@ -111,5 +111,5 @@ def test_frequency_divisors_divide_each_frequency() -> None:
     divisors = FrequencyDivisors((1.0, 2.0, 4.0, 8.0))
     plain, scaled = inverse_frequencies(8, 10_000.0, None), inverse_frequencies(8, 10_000.0, divisors)
     assert torch.equal(scaled, plain / torch.tensor(divisors.divisors))
-    with pytest.raises(ValueError, match="4 frequency divisors for a head dimension of 16"):
+    with pytest.raises(ValueError, match="4 frequency divisors for 16 rotated dimensions"):
         inverse_frequencies(16, 10_000.0, divisors)
