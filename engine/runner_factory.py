@@ -14,6 +14,7 @@ from engine.runner import Runner
 from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
 
 if TYPE_CHECKING:
+    from engine.model_config import ModelConfig
     from engine.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,21 @@ def settle_threads(
     return dataclasses.replace(model, decoder=decoder.with_library(fewer)), fewer, choice.step_s
 
 
+def serving_limits(config: ProcessConfig, model: ModelConfig) -> tuple[int, int]:
+    """Blocks of the KV cache, and tokens of the longest request.
+
+    Raises:
+        ValueError: not a block fits, or more is asked for than the model or the KV cache allows.
+    """
+    from engine.dtype import resolve_dtype
+    from engine.kv_cache import num_blocks_for
+
+    engine, block_size = config.engine, config.scheduler.block_size
+    num_blocks = num_blocks_for(model, resolve_dtype(engine.dtype), block_size, engine.kv_cache_memory_bytes)
+    limit = max_model_len(engine.max_model_len_tokens, model.max_position_tokens, num_blocks * block_size)
+    return num_blocks, limit
+
+
 def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
     """The real thing: weights, KV cache and the model's runner, on the CPU.
 
@@ -123,7 +139,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     # Here and not above: importing torch takes seconds, and a process with another runner has no need of it.
     import torch
 
-    from engine.kv_cache import bytes_per_block, num_blocks_for
+    from engine.kv_cache import bytes_per_block
     from engine.model_runner import ModelRunner
     from engine.weights import load_model
     from kernels.native.row_sampling import NativeRowSampling
@@ -141,16 +157,14 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         batch_invariant=engine.batch_invariant,
         library=library,
         quantize=engine.quantize,
+        context_tokens=lambda model_config: serving_limits(config, model_config)[1],
     )
     step_s_by_threads: Mapping[int, float] = {}
     if library is not None and fixed is None:
         report("choosing compute threads", 0.0)
         model, library, step_s_by_threads = settle_threads(model, library)
     dtype = model.decoder.dtype
-    num_blocks = num_blocks_for(model.config, dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
-    limit = max_model_len(
-        engine.max_model_len_tokens, model.config.max_position_tokens, num_blocks * scheduler.block_size
-    )
+    num_blocks, limit = serving_limits(config, model.config)
     report("making the KV cache", 0.0)
     runner = ModelRunner(
         model,

@@ -53,6 +53,7 @@ def load_model(
     batch_invariant: bool = False,
     library: NativeLibrary | None = None,
     quantize: Quantize | None = None,
+    context_tokens: Callable[[ModelConfig], int] | None = None,
 ) -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and model.safetensors, or several such files and their index.
 
@@ -63,6 +64,8 @@ def load_model(
         batch_invariant: see `Decoder`; a decoder on native kernels always is.
         library: of native kernels; None: PyTorch's operators.
         quantize: see `FormatChoice`.
+        context_tokens: the longest sequence that will be served, which some rotations depend on; None: what the model
+            allows. What it raises is raised.
 
     Raises:
         ModelFileError: a file is missing, damaged or not what the configuration says.
@@ -72,6 +75,8 @@ def load_model(
     choice = FormatChoice(torch_dtype, library is not None, None if dtype == "auto" else torch_dtype, quantize)
     with contextlib.ExitStack() as opened:
         source, config, names = _open(Path(path), opened)
+        if context_tokens is not None:
+            config = config.for_context(context_tokens(config))
         _check_names(source, config, names)
         weights = allocate_weights(config, choice.formats(config, source, names))
         _fill(weights, TensorCopier(source, names, config.head_dim, library), progress)
