@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ def make_model(family: str, seed: int = 0, **config_overrides: Any) -> PreTraine
         options["head_dim"] = 16
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: PreTrainedModel = model_class(config_class(**options | config_overrides)).eval()
+        model: PreTrainedModel = model_class(config_class(**copy.deepcopy(options | config_overrides))).eval()
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):  # made as ones and zeros, which would hide a mix-up
                 parameter.data += 0.2 * torch.randn_like(parameter)
