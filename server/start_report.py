@@ -35,9 +35,12 @@ def _probed(ready: Ready) -> str:
 
 
 def _formats(ready: Ready) -> str:
-    """What the weights are, most first."""
+    """What the weights are, most first; where most are float32, as some checkpoints are stored, how to halve them."""
     sizes = sorted(ready.weights_bytes_by_format.items(), key=lambda item: -item[1])
-    return f": {', '.join(f'{name} {_mib(num_bytes)}' for name, num_bytes in sizes)}" if sizes else ""
+    if not sizes:
+        return ""
+    hint = "; --dtype bfloat16 takes half as much" if sizes[0][0] == "float32" else ""
+    return f": {', '.join(f'{name} {_mib(num_bytes)}' for name, num_bytes in sizes)}{hint}"
 
 
 def _class_table(classes: SLOClasses) -> Table:

@@ -31,3 +31,15 @@ def test_threads_that_somebody_chose_need_no_reason() -> None:
 def test_threads_that_were_measured_show_the_measurement() -> None:
     text = shown(msgspec.structs.replace(READY, step_s_by_threads={2: 0.00436, 1: 0.00714}))
     assert "2 threads (a step of the probe: 7.1 ms with 1, 4.4 ms with 2); ready" in text
+
+
+def test_weights_are_shown_by_format_most_first() -> None:
+    sizes = {"bfloat16": 2**20, "Q4_1": 7 * 2**20}
+    text = shown(msgspec.structs.replace(READY, weights_bytes=2**23, weights_bytes_by_format=sizes))
+    assert "weights   8 MiB: Q4_1 7 MiB, bfloat16 1 MiB\n" in text
+
+
+def test_weights_kept_in_float32_show_how_to_halve_them() -> None:
+    sizes = {"bfloat16": 2**20, "float32": 4 * 2**20}
+    text = shown(msgspec.structs.replace(READY, dtype="bfloat16", weights_bytes_by_format=sizes))
+    assert "float32 4 MiB, bfloat16 1 MiB; --dtype bfloat16 takes half as much" in text
