@@ -105,11 +105,11 @@ def settle_threads(
     if library.num_threads == 1 or not isinstance(decoder, NativeDecoder):
         return model, library, {}
     choice = probe_threads(decoder, library)
-    logger.info(
-        "%d of %d threads compute; a step of the probe took %s", choice.num_threads, library.num_threads, choice
-    )
-    if choice.num_threads == library.num_threads:
+    most = library.num_threads
+    logger.info("%d of %d threads compute; a step of the probe took %s", choice.num_threads, most, choice)
+    if choice.num_threads == most:
         return model, library, choice.step_s
+    logger.info("more were no faster beside what else runs here and now; --threads %d takes them all the same", most)
     fewer = library.with_threads(choice.num_threads)
     library.close()
     return dataclasses.replace(model, decoder=decoder.with_library(fewer)), fewer, choice.step_s
