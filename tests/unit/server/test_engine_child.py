@@ -52,7 +52,8 @@ def _run(script: str) -> tuple[int, str]:
 def test_output_is_logged_at_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="server.engine_child")
     status, tail = _run(
-        "import sys; sys.stdin.read(); print('INFO a: one'); print('ERROR b: two'); print('Traceback: three'); print('no end', end='')"
+        "import sys; sys.stdin.read(); print('INFO a: one'); print('ERROR b: two'); "
+        "print('Traceback: three'); print('no end', end='')"
     )
     assert status == 0
     records = [(r.levelname, r.getMessage().split(": ", 1)[1]) for r in caplog.records if "engine " in r.getMessage()]
