@@ -16,8 +16,8 @@ from engine.model_error import ModelFileError, UnsupportedModelError
 from engine.models.architecture import GGUFArchitecture, HFArchitecture
 from engine.models.decoder_names import gguf_names, hf_names
 from engine.models.gguf_config import read_gguf_decoder, read_gguf_window
-from engine.models.hf_config import HFDefaults, read_hf_decoder
-from engine.models.layer_types import SLIDING, mixed_layers, read_layer_types
+from engine.models.hf_config import HFDefaults, read_hf_decoder, read_hf_head_dim, read_hf_window
+from engine.models.layer_types import FULL, SLIDING, mixed_layers, read_layer_types
 from engine.models.rope_config import hf_rope_section, is_by_layer_type, read_hf_rope
 from kernels.rotary import Rope
 
@@ -48,14 +48,17 @@ def read_hf_config(config: ConfigFields) -> ModelConfig:
     if config.with_default("use_bidirectional_attention", bool, False):
         raise UnsupportedModelError(f"{config.source}: use_bidirectional_attention is not supported")
     has_bias = config.with_default("attention_bias", bool, False)
+    head_dim = read_hf_head_dim(config, DEFAULTS)
+    max_tokens = config.with_default("max_position_embeddings", int, DEFAULTS.max_position_tokens)
+    rope = read_hf_rope(config, head_dim, max_tokens, DEFAULTS.rope_theta, FULL)
     decoder = dataclasses.replace(
-        _gemma(read_hf_decoder(config, NAME, DEFAULTS)),
+        _gemma(read_hf_decoder(config, NAME, DEFAULTS, rope)),
         query_pre_attention_scalar=config.with_default("query_pre_attn_scalar", float, DEFAULT_QUERY_SCALAR),
         attention_bias=has_bias,
         attention_output_bias=has_bias,
     )
     (full,) = decoder.attention_kinds
-    window = DEFAULT_WINDOW if "sliding_window" not in config.values else config.optional("sliding_window", int)
+    window = read_hf_window(config, DEFAULT_WINDOW)
     sliding = AttentionKind(_hf_local_rope(config, decoder), window)
     types = read_layer_types(config, decoder.num_layers)
     period = _period(config, "sliding_window_pattern")

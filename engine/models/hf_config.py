@@ -87,7 +87,14 @@ def _num_kv_heads(config: ConfigFields, defaults: HFDefaults) -> int:
     return config.with_default("num_key_value_heads", int, default)
 
 
+def read_hf_window(config: ConfigFields, default: int) -> int | None:
+    """`sliding_window`: a null says that there is none, silence that it is `default`."""
+    return config.optional("sliding_window", int) if "sliding_window" in config.values else default
+
+
 def with_window(config: ModelConfig, sliding_window: int | None) -> ModelConfig:
-    """`config` with that window in all layers."""
+    """`config` with that window in all layers; one as wide as the context hides nothing."""
+    if sliding_window is not None and sliding_window >= config.max_position_tokens:
+        sliding_window = None
     kinds = tuple(dataclasses.replace(kind, sliding_window=sliding_window) for kind in config.attention_kinds)
     return dataclasses.replace(config, attention_kinds=kinds)

@@ -35,7 +35,7 @@ def read_hf_config(config: ConfigFields) -> ModelConfig:
 
 
 def _read_hf_rope(config: ConfigFields) -> Rope:
-    rope = hf_rope_section(config, "full_attention")
+    rope = hf_rope_section(config, None)
     theta = read_hf_theta(config, rope, DEFAULT_THETA)
     partial = config.with_default("partial_rotary_factor", float, 1.0)
     partial = partial if rope is None else rope.with_default("partial_rotary_factor", float, partial)

@@ -10,7 +10,7 @@ from engine.model_config import ModelConfig
 from engine.models.architecture import GGUFArchitecture, HFArchitecture
 from engine.models.decoder_names import gguf_names, hf_names
 from engine.models.gguf_config import read_gguf_decoder
-from engine.models.hf_config import HFDefaults, read_hf_decoder
+from engine.models.hf_config import HFDefaults, read_hf_decoder, read_hf_window
 from engine.models.layer_types import SLIDING, mixed_layers, read_layer_types
 
 NAME = "qwen2"
@@ -31,7 +31,7 @@ def with_windows(config: ConfigFields, decoder: ModelConfig) -> ModelConfig:
     if not config.with_default("use_sliding_window", bool, False):
         return decoder
     (full,) = decoder.attention_kinds
-    window = DEFAULT_WINDOW if "sliding_window" not in config.values else config.optional("sliding_window", int)
+    window = read_hf_window(config, DEFAULT_WINDOW)
     num_full_layers = config.with_default("max_window_layers", int, DEFAULT_FULL_LAYERS)
     types = read_layer_types(config, decoder.num_layers)
     return mixed_layers(

@@ -13,13 +13,20 @@ DEFAULT_THETA = 10_000.0
 SUPPORTED_TYPES = ("default", "linear", "llama3")
 
 
-def hf_rope_section(config: ConfigFields, layer_type: str) -> ConfigFields | None:
-    """What a config.json says of the rotation in layers of that type.
+def hf_rope_section(config: ConfigFields, layer_type: str | None) -> ConfigFields | None:
+    """What a config.json says of the rotation in layers of that type, None: of all.
 
     It says it in `rope_parameters` (transformers 5, there also one entry per layer type) or in `rope_scaling`.
+
+    Raises:
+        UnsupportedModelError: there are entries per layer type in a family that has none.
     """
     section = config.section("rope_parameters") or config.section("rope_scaling")
-    return section.section(layer_type) if section is not None and is_by_layer_type(section) else section
+    if section is None or not is_by_layer_type(section):
+        return section
+    if layer_type is None:
+        raise UnsupportedModelError(f"{section.source} has an entry per layer type, one for all layers is supported")
+    return section.section(layer_type)
 
 
 def is_by_layer_type(section: ConfigFields) -> bool:
@@ -32,9 +39,9 @@ def read_hf_rope(
     head_dim: int,
     max_position_tokens: int,
     default_theta: float = DEFAULT_THETA,
-    layer_type: str = "full_attention",
+    layer_type: str | None = None,
 ) -> Rope:
-    """Of a config.json, in layers of `layer_type`.
+    """Of a config.json, in layers of `layer_type`, None: in all.
 
     Raises:
         ModelFileError: a value is missing or of another type.

@@ -73,6 +73,12 @@ def test_a_null_is_not_silence() -> None:
     assert windows(read("phi3", sliding_window=77)) == [77] * 8
 
 
+def test_a_window_as_wide_as_the_context_is_none() -> None:
+    lengths = {"max_position_embeddings": 64, "sliding_window": 64}
+    assert windows(read("phi3", **lengths)) == [None] * 8
+    assert windows(read("phi3", **lengths | {"sliding_window": 63})) == [63] * 8
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_qwen_has_windows_where_they_are_switched_on(family: str) -> None:
     sizes = {"num_key_value_heads": 2, "sliding_window": 9, "max_window_layers": 6}
@@ -155,6 +161,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[ModelError], str]] = {
     "mistral_partial": ("mistral", {"partial_rotary_factor": 0.5}, UnsupportedModelError, "partial_rotary_factor is"),
     "mistral_window": ("mistral", {"sliding_window": "wide"}, ModelFileError, "sliding_window is 'wide', expected int"),
     "qwen2_yarn": ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, UnsupportedModelError, "'yarn'; sup"),
+    "qwen2_rope_by_type": (
+        "qwen2",
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+        UnsupportedModelError,
+        "rope_parameters has an entry per layer type, one for all layers is supported",
+    ),
     "qwen2_layer_types": (
         "qwen2",
         {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 8},
