@@ -20,7 +20,7 @@ def round_activations(x: Tensor) -> Tensor:
     """
     x = x.float()
     columns = x.abs().sort(dim=-1, descending=True, stable=True).indices[..., :NUM_EXACT]
-    groups = x.scatter(-1, columns, 0.0).unflatten(-1, (-1, GROUP_SIZE))
+    groups = x.scatter(-1, columns, 0.0).view(*x.shape[:-1], -1, GROUP_SIZE)
     magnitude = groups.abs().amax(dim=-1, keepdim=True)
     factor = torch.div(torch.tensor(127.0), magnitude)  # `127 / magnitude` would be rounded twice
     codes = torch.round(groups * torch.where(magnitude < SMALLEST_MAGNITUDE, 0, factor))
