@@ -19,11 +19,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from offload.host_memory import allocate_host
 from kernels.attention.base import AttentionBackend, AttentionMetadata, cache_shape, layer_view
 from kernels.attention.native_attention import NativeAttention
 from kernels.attention.torch_attention import TorchAttention
 from kernels.native_library import NativeLibrary, build_library
+from offload.host_memory import allocate_host
 
 BLOCK_SIZE = 16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

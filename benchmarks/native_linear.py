@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offload.host_memory import allocate_host
 from kernels.linear import packed_bytes
 from kernels.native.linear import linear
 from kernels.native.tiled_format import TiledFormat
 from kernels.native_library import NativeLibrary, build_library
 from kernels.packed_matrix import PackedMatrix
+from offload.host_memory import allocate_host
 
 NUM_LAYERS = 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offload.host_memory import allocate_host
 from kernels.linear import WeightFormat, packed_bytes
 from kernels.native.linear import linear
 from kernels.native.quantised import pack_blocks
@@ -29,6 +28,7 @@ from kernels.native_library import NativeLibrary, build_library
 from kernels.packed_matrix import PackedMatrix
 from kernels.quantised.block_type import BLOCK_TYPES
 from kernels.quantised.tiled_blocks import TiledBlocks
+from offload.host_memory import allocate_host
 
 SHAPES = {
     "smollm2": ((960, 576), (576, 576), (3072, 576), (576, 1536)) * 30,

@@ -2,7 +2,8 @@
 """The runner's own time per step of decodes, without a model: `python benchmarks/runner_overhead.py`.
 
 The decoder returns tensors made beforehand, so what is left is the layout of the step, the sampler and the records.
-The sampler is also timed alone on logits of SmolLM2's vocabulary. Medians, one compute thread.
+The sampler is also timed alone on logits of SmolLM2's vocabulary. Medians of processor time, one compute thread, on
+PyTorch's and numpy's kernels and on the native ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 from kernels.attention.base import AttentionMetadata
+from kernels.native.row_sampling import NativeRowSampling
+from kernels.native_library import load_native_library
+from kernels.row_sampling import RowSampling, TorchRowSampling
 from scheduler.output import ScheduledRequest, SchedulerOutput
 
 BLOCK_SIZE = 16
@@ -77,17 +81,23 @@ def make_sequences(count: int, options: dict[str, Any]) -> list[Sequence]:
 def median_us(action: Callable[[], object], repeats: int) -> float:
     times = []
     for _ in range(repeats + 5):
-        start = time.perf_counter()
+        start = time.thread_time()
         action()
-        times.append((time.perf_counter() - start) * 1e6)
+        times.append((time.thread_time() - start) * 1e6)
     return statistics.median(times[5:])
 
 
-def execute_us(num_seqs: int, vocab_size: int, options: dict[str, Any], repeats: int) -> float:
+def execute_us(kernels: RowSampling, num_seqs: int, vocab_size: int, options: dict[str, Any], repeats: int) -> float:
     """One decode step of `num_seqs` sequences."""
     blocks = -(-(PROMPT_TOKENS + 512) // BLOCK_SIZE)
     runner = ModelRunner(
-        Model(NoDecoder(num_seqs, vocab_size)), num_seqs * blocks, BLOCK_SIZE, num_seqs, num_seqs, blocks * BLOCK_SIZE
+        Model(NoDecoder(num_seqs, vocab_size)),
+        num_seqs * blocks,
+        BLOCK_SIZE,
+        num_seqs,
+        num_seqs,
+        blocks * BLOCK_SIZE,
+        kernels,
     )
     records = []
     for index, sequence in enumerate(make_sequences(num_seqs, options)):
@@ -100,9 +110,9 @@ def execute_us(num_seqs: int, vocab_size: int, options: dict[str, Any], repeats:
     return median_us(lambda: runner.execute(step), repeats)
 
 
-def sampler_us(num_seqs: int, vocab_size: int, options: dict[str, Any], repeats: int) -> float:
+def sampler_us(kernels: RowSampling, num_seqs: int, vocab_size: int, options: dict[str, Any], repeats: int) -> float:
     """The sampler alone, on logits that it may not change for good."""
-    sampler = Sampler(num_seqs)
+    sampler = Sampler(num_seqs, kernels)
     sequences = make_sequences(num_seqs, options)
     for row, sequence in enumerate(sequences):
         sampler.assign(row, sequence)
@@ -119,10 +129,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     count, vocab_size, repeats = arguments.num_seqs, arguments.vocab_size, arguments.repeats
-    print(f"{count} decodes, vocabulary {vocab_size}, medians of {repeats}")
+    library = load_native_library(1)
+    both: tuple[RowSampling, RowSampling] = (TorchRowSampling(), NativeRowSampling(library))
+    print(f"{count} decodes, vocabulary {vocab_size}, medians of {repeats}, ms: torch, native {library.isa}")
     for vocabulary in (64, vocab_size):
-        time_us = execute_us(count, vocabulary, {}, repeats)
-        print(f"execute, greedy, vocabulary {vocabulary:6d}: {time_us / 1000:8.3f} ms")
+        times = [execute_us(kernels, count, vocabulary, {}, repeats) / 1000 for kernels in both]
+        print(f"execute, greedy, vocabulary {vocabulary:6d}: {times[0]:8.3f} {times[1]:8.3f}")
     cases: dict[str, dict[str, Any]] = {
         "greedy": {},
         "greedy, logprobs 5": {"num_logprobs": 5},
@@ -130,11 +142,14 @@ def main() -> None:
         "temperature 1": {"temperature": 1.0},
         "temperature 1, top_k 50": {"temperature": 1.0, "top_k": 50},
         "temperature 1, top_p 0.95": {"temperature": 1.0, "top_p": 0.95},
+        "temperature 0.8, top_p 0.95": {"temperature": 0.8, "top_p": 0.95},
         "temperature 0.4, top_p 0.95": {"temperature": 0.4, "top_p": 0.95},
         "temperature 1, min_p 0.05": {"temperature": 1.0, "min_p": 0.05},
     }
     for name, options in cases.items():
-        print(f"sampler, {name:28s}: {sampler_us(count, vocab_size, options, repeats) / 1000:8.3f} ms")
+        times = [sampler_us(kernels, count, vocab_size, options, repeats) / 1000 for kernels in both]
+        print(f"sampler, {name:28s}: {times[0]:8.3f} {times[1]:8.3f}")
+    library.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from engine.processors import compute_threads
+from engine.processors import available_processors, fixed_threads
 
 
 def offload_threads(wanted: int | None, environment: Mapping[str, str] = os.environ) -> int:
@@ -13,6 +13,5 @@ def offload_threads(wanted: int | None, environment: Mapping[str, str] = os.envi
 
     A copier that shares a processor with a compute thread makes all the others wait for that one.
     """
-    threads = compute_threads(wanted, environment)
-    is_chosen = wanted is not None or environment.get("OMP_NUM_THREADS", "").isdecimal()
-    return threads if is_chosen else max(1, threads - 1)
+    fixed = fixed_threads(wanted, environment)
+    return max(1, available_processors().compute_threads - 1) if fixed is None else fixed

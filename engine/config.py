@@ -35,7 +35,11 @@ class EngineConfig:
         },
     )
     threads: int | None = dataclasses.field(
-        default=None, metadata={"help": "Compute threads; default: the processors this process may use.", "min": 1}
+        default=None,
+        metadata={
+            "help": "Compute threads; default: OMP_NUM_THREADS, else as many cores as prove useful at start.",
+            "min": 1,
+        },
     )
     kernels: Literal["auto", "native", "torch"] = dataclasses.field(
         default="auto",

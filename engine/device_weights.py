@@ -33,6 +33,8 @@ FIXED_OWNER = "fixed weights"
 LAYERS_OWNER = "resident layers"
 SLOTS_OWNER = "slots"
 KV_OWNER = "kv"
+RETURN_S = 1.0
+"""How long a copy back to the device waits for an idle link before it goes ahead of the streamed layers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class DeviceWeights:
         self._streamed_layers: tuple[int, ...] = ()
         self._promotion: TransferHandle | None = None
         """Copies the unit that was streamed last back to its place."""
-        self._promotion_deadline_s = math.inf
+        self._promotion_deadline_s: float | None = None
         self.num_failed_promotions = 0
         self._num_kv_blocks = 0
         self._move_border()
@@ -197,7 +199,7 @@ class DeviceWeights:
         self._stream()
         return self
 
-    def set_streamed(self, num_streamed: int, deadline_s: float = math.inf) -> None:
+    def set_streamed(self, num_streamed: int, deadline_s: float | None = None) -> None:
         """Between steps: stream that many layers. More take effect at once; fewer one by one, as their copies arrive.
 
         Before asking for fewer, the caller makes sure that no KV block from `kv_blocks_at(num_streamed)` on is in use
@@ -205,8 +207,8 @@ class DeviceWeights:
         wish for fewer: the layer stays streamed until that is asked for again.
 
         Args:
-            deadline_s: when a copy back to the device should have arrived, on the link's clock; infinity: when the link
-                has nothing else to do.
+            deadline_s: when a copy back to the device should have arrived, on the link's clock; None: in `RETURN_S`. At
+                infinity it never arrives as long as streamed layers keep the link busy.
 
         Raises:
             ValueError: outside of the plan.
@@ -311,7 +313,7 @@ class DeviceWeights:
         layer = self._numbers.order.layers[self._num_streamed - 1]
         transfer = Transfer(
             Direction.H2D, TransferClass.BACKGROUND, self._masters[layer], self._places[layer],
-            self._promotion_deadline_s,
+            self._link.now_s() + RETURN_S if self._promotion_deadline_s is None else self._promotion_deadline_s,
         )  # fmt: skip
         self._promotion = self._link.submit(transfer)
         self._move_border()

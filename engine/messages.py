@@ -130,6 +130,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of the matrices, by the name of their format: "Q4_1", "bfloat16", ..."""
     offload: OffloadStats | None = None
     """None where nothing is ever streamed."""
+    step_s_by_threads: dict[int, float] = {}
+    """What the probe of threads measured; empty: their number was given."""
     longest_step_s: float = 0.0
     """Estimate of a step of `max_num_batched_tokens`, from the warm-up; bounds how long silence may be work."""
 

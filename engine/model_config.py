@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
-from kernels.rotary import RopeScaling
+from engine.attention_kind import AttentionKind
 
 MAX_SIZE = 2**28
 """No size of a model is larger; a damaged file's may be."""
@@ -26,8 +27,21 @@ class ModelConfig:
     vocab_size: int
     max_position_tokens: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None = None
+    attention_kinds: tuple[AttentionKind, ...]
+    layer_kinds: tuple[int, ...] = ()
+    """Of every layer, the index of its kind; empty: all are of the first."""
+    query_pre_attention_scalar: float | None = None
+    """Dot products are divided by its root; None: by that of the head dimension."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gate."""
+    has_head_norms: bool = False
+    """Each query and key head is normalised before it turns."""
+    has_post_norms: bool = False
+    """What attention and feed-forward give is normalised before it is added."""
+    has_wide_norms: bool = False
+    """Norms multiply in float32, before the result is rounded to the activations' type."""
+    embedding_scale: float = 1.0
+    """Factor on embeddings, rounded to the activations' type before it multiplies."""
     tie_word_embeddings: bool = False
     """The head is the embedding."""
     attention_bias: bool = False
@@ -47,9 +61,14 @@ class ModelConfig:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}, it must be even: rotary embedding turns pairs")
-        for name, number in (("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)):
-            if not (math.isfinite(number) and number > 0):
+        for name in ("rms_norm_eps", "query_pre_attention_scalar", "embedding_scale"):
+            number = getattr(self, name)
+            if number is not None and not (math.isfinite(number) and number > 0):
                 raise ValueError(f"{name} is {number}, it must be positive and finite")
+        for kind in self.attention_kinds:
+            kind.check_fits(self.head_dim)
+        if self.layer_kinds and len(self.layer_kinds) != self.num_layers:
+            raise ValueError(f"{len(self.layer_kinds)} layers have a kind of attention, there are {self.num_layers}")
 
     @property
     def query_size(self) -> int:
@@ -64,4 +83,13 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """Factor on the dot products."""
-        return float(self.head_dim**-0.5)
+        return float((self.query_pre_attention_scalar or self.head_dim) ** -0.5)
+
+    def kind_of(self, layer: int) -> int:
+        """The index of the layer's kind of attention."""
+        return self.layer_kinds[layer] if self.layer_kinds else 0
+
+    def for_context(self, context_tokens: int) -> ModelConfig:
+        """Where no sequence is longer than `context_tokens`."""
+        kinds = tuple(kind.for_context(context_tokens) for kind in self.attention_kinds)
+        return dataclasses.replace(self, attention_kinds=kinds)

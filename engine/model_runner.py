@@ -18,6 +18,7 @@ from engine.model_runner_output import ModelRunnerOutput, RequestOutput
 from engine.prompt_scores import PromptScores, PromptSpan, score_prompts
 from engine.sampler import SampledTokens, Sampler
 from engine.sequence import Sequence
+from kernels.row_sampling import RowSampling, TorchRowSampling
 from scheduler.output import ScheduledRequest, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -54,16 +55,19 @@ class ModelRunner:
         max_num_batched_tokens: int,
         max_model_len: int,
         kv_memory: Tensor | None = None,
+        sampling: RowSampling | None = None,
     ) -> None:
         """
         Args:
             kv_memory: see `KVCache`.
+            sampling: None: PyTorch's and numpy's.
         """
         self._decoder = model.decoder
         self._max_num_batched_tokens = max_num_batched_tokens
         self.kv_cache = KVCache(model.config, model.decoder.dtype, num_blocks, block_size, kv_memory)
         self._block_tables = BlockTables(max_num_seqs, max_model_len, block_size)
-        self._sampler = Sampler(max_num_seqs)
+        self._sampling: RowSampling = sampling or TorchRowSampling()
+        self._sampler = Sampler(max_num_seqs, self._sampling)
         self._live: dict[str, _Live] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -168,7 +172,9 @@ class ModelRunner:
                 place = int(batch.first_tokens[index]) + first - record.num_computed_tokens
                 spans.append(PromptSpan(record.request_id, sequence, place, first, end - first))
                 entry.num_scored = end
-        return score_prompts(spans, hidden, self._decoder.logits, MAX_LOGITS_ROWS) if spans else {}
+        if not spans:
+            return {}
+        return score_prompts(spans, hidden, self._decoder.logits, self._sampling, MAX_LOGITS_ROWS)
 
 
 def _outputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 
@@ -15,6 +16,7 @@ from engine.process_config import ProcessConfig
 from engine.profile_run import obtain_record
 from engine.runner_factory import BuiltRunner, ReportProgress, describe_built, load_kernels, max_model_len
 from engine.weights import load_model
+from kernels.native.row_sampling import NativeRowSampling
 from offload.cpu_device import CpuDevice
 from offload.cuda_device import CudaDevice
 from offload.device import Device
@@ -48,6 +50,10 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
         library=library,
         quantize=engine.quantize,
         place=setup.place,
+        # Before the plan is known: rotations that depend on the longest sequence follow what was asked for.
+        context_tokens=lambda model_config: min(
+            engine.max_model_len_tokens or model_config.max_position_tokens, model_config.max_position_tokens
+        ),
     )
     placed = setup.placed
     assert placed is not None
@@ -56,9 +62,10 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
     report("making the KV cache", 0.0)
     runner = ModelRunner(
         model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit,
-        placed.weights.kv_memory,
+        placed.weights.kv_memory, None if library is None else NativeRowSampling(library),
     )  # fmt: skip
-    return describe_built(config, model, runner, num_blocks, limit, threads, setup.manager(runner.kv_cache))
+    built = describe_built(config, model, runner, num_blocks, limit, threads)
+    return dataclasses.replace(built, offload=setup.manager(runner.kv_cache))
 
 
 def choose_device(is_restart: bool) -> Device:

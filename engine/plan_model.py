@@ -8,11 +8,13 @@ from typing import cast
 
 import torch
 
+from engine.attention_kind import AttentionKind
 from engine.dtype import DTYPES
 from engine.model_config import ModelConfig
 from engine.models.weight_formats import FormatChoice, Quantize
 from engine.offload_setup import model_shape
 from engine.weights import read_weight_sizes
+from kernels.rotary import Rope
 from offload.known_models import KNOWN_MODELS, DecoderSizes, WeightType, known_shape
 from offload.model_shape import ModelShape
 
@@ -67,6 +69,6 @@ def _config(sizes: DecoderSizes) -> ModelConfig:
         vocab_size=sizes.vocab_size,
         max_position_tokens=sizes.max_position_tokens,
         rms_norm_eps=1e-5,
-        rope_theta=1e4,
+        attention_kinds=(AttentionKind(Rope(1e4, sizes.head_dim)),),
         tie_word_embeddings=sizes.is_tied,
     )

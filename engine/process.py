@@ -220,6 +220,7 @@ def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_ste
         kv_cache_bytes=built.kv_cache_bytes,
         threads=built.threads,
         offload=built.offload.stats(),
+        step_s_by_threads=dict(built.step_s_by_threads),
         load_s=load_s,
         longest_step_s=longest_step_s,
     )

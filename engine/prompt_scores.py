@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.messages import TokenLogprob
 from engine.sampler import NON_FINITE_LOGITS, token_logprobs
 from engine.sequence import Sequence
-from kernels.sampling import score
+from kernels.row_sampling import RowSampling
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,11 @@ class PromptScores:
 
 
 def score_prompts(
-    spans: list[PromptSpan], hidden: Tensor, logits_of: Callable[[Tensor], Tensor], max_rows: int
+    spans: list[PromptSpan],
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    kernels: RowSampling,
+    max_rows: int,
 ) -> dict[str, PromptScores]:
     """Score the rows of all spans, `max_rows` at a time; of each block only the given and the top tokens are kept.
 
@@ -44,24 +48,23 @@ def score_prompts(
         hidden: [T, hidden size] of the step.
         logits_of: [R, hidden size] to [R, V] float32.
     """
-    scores = {span.request_id: PromptScores() for span in spans}
+    results = {span.request_id: PromptScores() for span in spans}
     for pieces in _blocks(spans, max_rows):
         index = np.concatenate([np.arange(piece.batch_start, piece.batch_start + piece.num_rows) for piece in pieces])
         targets = np.concatenate([_targets(piece) for piece in pieces])
         num_top = [top for piece in pieces for top in [_num_top(piece.sequence)] * piece.num_rows]
         logits = logits_of(hidden.index_select(0, torch.from_numpy(index)))
-        logprobs, top_logprobs, top_ids = score(logits, max(num_top))
-        given = torch.from_numpy(targets)
-        finite = ~logprobs.amax(dim=1).isnan().numpy(force=True)
-        records = token_logprobs(logprobs, top_logprobs, top_ids, given, num_top)
+        scores = kernels.score(logits, max(num_top))
+        finite = scores.finite_rows().numpy(force=True)
+        records = token_logprobs(scores, torch.from_numpy(targets), num_top)
         first = 0
         for piece in pieces:
             rows = slice(first, first + piece.num_rows)
-            scores[piece.request_id].logprobs += records[rows]
+            results[piece.request_id].logprobs += records[rows]
             if not finite[rows].all():
-                scores[piece.request_id].error = NON_FINITE_LOGITS
+                results[piece.request_id].error = NON_FINITE_LOGITS
             first += piece.num_rows
-    return scores
+    return results
 
 
 def _blocks(spans: list[PromptSpan], max_rows: int) -> Iterator[list[PromptSpan]]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from engine.offload_manager import NoOffload, OffloadManager
 from engine.process_config import ProcessConfig
-from engine.processors import compute_threads
+from engine.processors import available_processors, fixed_threads
 from engine.runner import Runner
 from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
 
 if TYPE_CHECKING:
+    from engine.model_config import ModelConfig
     from engine.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class BuiltRunner:
     """Of the matrices, by the name of their format."""
     offload: OffloadManager = dataclasses.field(default_factory=NoOffload)
     """Of the runner's weights."""
+    step_s_by_threads: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """What the probe measured for each number of threads that it tried; empty: somebody else chose."""
 
 
 RunnerFactory = Callable[[ProcessConfig, ReportProgress], BuiltRunner]
@@ -89,6 +92,47 @@ def load_kernels(
     return library
 
 
+def settle_threads(
+    model: LoadedModel, library: NativeLibrary
+) -> tuple[LoadedModel, NativeLibrary, Mapping[int, float]]:
+    """Measure how many of the library's threads are worth having.
+
+    Returns:
+        Model and library to serve with: those given, or others with fewer threads, and the library given is closed.
+        And the time of a step by number of threads, empty where there is no choice.
+    """
+    from engine.models.native_decoder import NativeDecoder
+    from engine.thread_probe import probe_threads
+
+    decoder = model.decoder
+    if library.num_threads == 1 or not isinstance(decoder, NativeDecoder):
+        return model, library, {}
+    choice = probe_threads(decoder, library)
+    most = library.num_threads
+    logger.info("%d of %d threads compute; a step of the probe took %s", choice.num_threads, most, choice)
+    if choice.num_threads == most:
+        return model, library, choice.step_s
+    logger.info("more were no faster beside what else runs here and now; --threads %d takes them all the same", most)
+    fewer = library.with_threads(choice.num_threads)
+    library.close()
+    return dataclasses.replace(model, decoder=decoder.with_library(fewer)), fewer, choice.step_s
+
+
+def serving_limits(config: ProcessConfig, model: ModelConfig) -> tuple[int, int]:
+    """Blocks of the KV cache, and tokens of the longest request.
+
+    Raises:
+        ValueError: not a block fits, or more is asked for than the model or the KV cache allows.
+    """
+    from engine.dtype import resolve_dtype
+    from engine.kv_cache import num_blocks_for
+
+    engine, block_size = config.engine, config.scheduler.block_size
+    num_blocks = num_blocks_for(model, resolve_dtype(engine.dtype), block_size, engine.kv_cache_memory_bytes)
+    limit = max_model_len(engine.max_model_len_tokens, model.max_position_tokens, num_blocks * block_size)
+    return num_blocks, limit
+
+
 def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRunner:
     """The real thing: weights, KV cache and the model's runner, on the CPU.
 
@@ -105,12 +149,13 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     # Here and not above: importing torch takes seconds, and a process with another runner has no need of it.
     import torch
 
-    from engine.kv_cache import num_blocks_for
     from engine.model_runner import ModelRunner
     from engine.weights import load_model
+    from kernels.native.row_sampling import NativeRowSampling
 
     engine, scheduler = config.engine, config.scheduler
-    threads = compute_threads(engine.threads, os.environ)
+    fixed = fixed_threads(engine.threads, os.environ)
+    threads = available_processors().compute_threads if fixed is None else fixed
     report("loading kernels", 0.0)
     library = load_kernels(engine.kernels, threads, os.environ)
     torch.set_num_threads(threads if library is None else 1)  # two pools of threads would fight for the processors
@@ -121,16 +166,26 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         batch_invariant=engine.batch_invariant,
         library=library,
         quantize=engine.quantize,
+        context_tokens=lambda model_config: serving_limits(config, model_config)[1],
     )
-    num_blocks = num_blocks_for(model.config, model.dtype, scheduler.block_size, engine.kv_cache_memory_bytes)
-    limit = max_model_len(
-        engine.max_model_len_tokens, model.config.max_position_tokens, num_blocks * scheduler.block_size
-    )
+    step_s_by_threads: Mapping[int, float] = {}
+    if library is not None and fixed is None:
+        report("choosing compute threads", 0.0)
+        model, library, step_s_by_threads = settle_threads(model, library)
+    num_blocks, limit = serving_limits(config, model.config)
     report("making the KV cache", 0.0)
     runner = ModelRunner(
-        model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit
+        model,
+        num_blocks,
+        scheduler.block_size,
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        limit,
+        sampling=None if library is None else NativeRowSampling(library),
     )
-    return describe_built(config, model, runner, num_blocks, limit, threads, NoOffload())
+    num_threads = threads if library is None else library.num_threads
+    built = describe_built(config, model, runner, num_blocks, limit, num_threads)
+    return dataclasses.replace(built, step_s_by_threads=step_s_by_threads)
 
 
 def describe_built(
@@ -140,9 +195,8 @@ def describe_built(
     num_blocks: int,
     limit: int,
     threads: int,
-    offload: OffloadManager,
 ) -> BuiltRunner:
-    """What the scheduler and the server must know of a runner.
+    """What the scheduler and the server must know of a runner whose weights all stay.
 
     Args:
         num_blocks: the most KV blocks there can be.
@@ -163,5 +217,4 @@ def describe_built(
         weights_bytes_by_format=model.bytes_by_format,
         kv_cache_bytes=num_blocks * bytes_per_block(model.config, model.dtype, config.scheduler.block_size),
         threads=threads,
-        offload=offload,
     )

@@ -19,12 +19,10 @@ from torch import Tensor
 from engine.logit_adjustments import LogitAdjustments, adjust, needs_adjustments
 from engine.messages import TokenLogprob
 from engine.sequence import Sequence
-from kernels.sampling import argmax_rows, draw, score, uniforms
+from kernels.row_sampling import RowSampling, RowScores, TorchRowSampling
 
 LOGPROB_FLOOR = -9999.0
 """Stands for log-probabilities that JSON cannot carry, as in vLLM."""
-MAX_DRAWN_ROWS = 8
-"""Rows drawn from at a time: bounds the float64 cumulative sums and keeps them in the processor's cache."""
 
 NON_FINITE_LOGITS = "the model's logits for this token are not finite; check the weights and the dtype"
 NOTHING_LEFT = "min_tokens and logit_bias leave no token to sample; lower min_tokens or allow more tokens"
@@ -47,9 +45,7 @@ class _RawScores:
     """Log-probabilities of the rows that asked for them, before any adjustment."""
 
     rows: Rows
-    logprobs: Tensor
-    top_logprobs: Tensor
-    top_ids: Tensor
+    scores: RowScores
 
 
 class Sampler:
@@ -58,7 +54,9 @@ class Sampler:
     A sequence has a row from `assign` until the row is assigned to another one.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, kernels: RowSampling | None = None) -> None:
+        """`kernels`: None: PyTorch's and numpy's."""
+        self._kernels: RowSampling = kernels or TorchRowSampling()
         self._temperature = np.zeros(max_num_seqs, dtype=np.float32)
         self._top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self._top_p = np.ones(max_num_seqs, dtype=np.float64)
@@ -97,72 +95,72 @@ class Sampler:
             rows: [R] the row assigned to each sequence.
             sequences: R sequences; their number of output tokens is the counter of the draw.
         """
-        plain = bool(self._plain[rows].all())
-        raw = None if plain else self._score(logits, rows)
-        if not plain:
+        raw = None
+        if not self._plain[rows].all():
             entries = [(index, self._adjustments[row]) for index, row in enumerate(rows.tolist())]
             adjusted = [(index, entry) for index, entry in entries if entry is not None]
+            raw = self._score(logits, rows, keeps_logits=not adjusted)
             if adjusted:
                 adjust(logits, adjusted)
-        token_ids, peaks = argmax_rows(logits)
+        token_ids, peaks = self._kernels.argmax_rows(logits)
         finite = peaks.isfinite().numpy(force=True)
         drawn = np.flatnonzero((self._temperature[rows] > 0) & finite)
-        for start in range(0, len(drawn), MAX_DRAWN_ROWS):
-            part = drawn[start : start + MAX_DRAWN_ROWS]
-            counters = np.array([sequences[index].num_output_tokens for index in part], dtype=np.uint64)
-            token_ids[torch.from_numpy(part)] = self._draw(logits, peaks, part, rows[part], counters)
+        if len(drawn):
+            counters = np.array([sequences[index].num_output_tokens for index in drawn], dtype=np.uint64)
+            token_ids[torch.from_numpy(drawn)] = self._draw(logits, peaks, drawn, rows[drawn], counters)
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
         if raw is not None:
             self._report(raw, token_ids, rows, logprobs)
         errors = {int(index): _describe(float(peaks[index])) for index in np.flatnonzero(~finite)}
         return SampledTokens(token_ids.tolist(), logprobs, errors)
 
-    def _draw(self, logits: Tensor, peaks: Tensor, part: Rows, rows: Rows, counters: npt.NDArray[np.uint64]) -> Tensor:
-        """Draw for rows `part` of the logits, whose options are in rows `rows` of the table."""
-        index = torch.from_numpy(part)
+    def _draw(self, logits: Tensor, peaks: Tensor, drawn: Rows, rows: Rows, counters: npt.NDArray[np.uint64]) -> Tensor:
+        """Draw for rows `drawn` of the logits, whose options are in rows `rows` of the table."""
+        index = torch.from_numpy(drawn)
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         vocab_size = logits.shape[1]
-        return draw(
-            logits.index_select(0, index),
+        return self._kernels.draw(
+            logits,
+            index,
             peaks.index_select(0, index),
             torch.from_numpy(self._temperature[rows]),
-            torch.from_numpy(uniforms(self._seed[rows], self._choice[rows], counters)),
+            self._kernels.uniforms(self._seed[rows], self._choice[rows], counters),
             top_k=torch.from_numpy(top_k) if (top_k < vocab_size).any() else None,
             top_p=torch.from_numpy(top_p) if (top_p < 1.0).any() else None,
             min_p=torch.from_numpy(min_p) if (min_p > 0.0).any() else None,
         )
 
-    def _score(self, logits: Tensor, rows: Rows) -> _RawScores | None:
-        """Log-probabilities of the rows that return some, before the logits change."""
+    def _score(self, logits: Tensor, rows: Rows, *, keeps_logits: bool) -> _RawScores | None:
+        """Log-probabilities of the rows that return some; of a copy where the logits are about to change."""
         wanted = self._num_logprobs[rows]
         scored = np.flatnonzero(wanted >= 0)
         if len(scored) == 0:
             return None
-        selected = logits if len(scored) == len(rows) else logits.index_select(0, torch.from_numpy(scored))
-        return _RawScores(scored, *score(selected, int(wanted.max())))
+        index = torch.from_numpy(scored)
+        num_top = int(wanted.max())
+        if not keeps_logits:
+            return _RawScores(scored, self._kernels.score(logits.index_select(0, index), num_top))
+        return _RawScores(scored, self._kernels.score(logits, num_top, None if len(scored) == len(rows) else index))
 
     def _report(self, raw: _RawScores, token_ids: Tensor, rows: Rows, logprobs: list[TokenLogprob | None]) -> None:
         """Fill in the log-probabilities of the scored rows."""
         chosen = token_ids[torch.from_numpy(raw.rows)]
         num_top = self._num_logprobs[rows[raw.rows]].tolist()
-        records = token_logprobs(raw.logprobs, raw.top_logprobs, raw.top_ids, chosen, num_top)
+        records = token_logprobs(raw.scores, chosen, num_top)
         for index, record in zip(raw.rows.tolist(), records, strict=True):
             logprobs[index] = record
 
 
-def token_logprobs(
-    logprobs: Tensor, top_logprobs: Tensor, top_ids: Tensor, token_ids: Tensor, num_top: list[int]
-) -> list[TokenLogprob]:
+def token_logprobs(scores: RowScores, token_ids: Tensor, num_top: list[int]) -> list[TokenLogprob]:
     """Records of the scored rows, floored at `LOGPROB_FLOOR`.
 
     Args:
-        logprobs, top_logprobs, top_ids: what `kernels.sampling.score` returns.
         token_ids: [R] int64, the chosen or given token of each row.
         num_top: tokens each row reports, at most as many as were scored.
     """
-    own: list[float] = _floored(logprobs.gather(1, token_ids[:, None]).squeeze(1)).tolist()
-    tops: list[list[float]] = _floored(top_logprobs).tolist()
-    ids: list[list[int]] = top_ids.tolist()
+    own: list[float] = _floored(scores.logprobs_of(token_ids)).tolist()
+    tops: list[list[float]] = _floored(scores.top_logprobs).tolist()
+    ids: list[list[int]] = scores.top_ids.tolist()
     return [
         TokenLogprob(token_id, own[row], tuple(ids[row][:count]), tuple(tops[row][:count]))
         for row, (token_id, count) in enumerate(zip(token_ids.tolist(), num_top, strict=True))

@@ -29,8 +29,11 @@ class TensorCopier:
     library: NativeLibrary | None = None
     """Packs quantised blocks; None: numpy does, slower."""
 
-    def copy(self, parameter: Parameter) -> None:
+    def copy(self, parameter: Parameter, first_row: int = 0) -> None:
         """Read a tensor in pieces of whole heads and whole tiles, and pack each.
+
+        Args:
+            first_row: where the parameter begins in the file's tensor.
 
         Raises:
             ModelFileError, UnsupportedModelError: see `TensorSource.read_rows`.
@@ -46,7 +49,9 @@ class TensorCopier:
         unit = math.lcm(self.head_dim, weight_format.tile_rows)
         step = max(1, PIECE_BYTES // (row_bytes * unit)) * unit
         for start in range(0, parameter.shape[0], step):
-            rows = read(name, start, min(start + step, parameter.shape[0]))
+            rows = read(name, first_row + start, first_row + min(start + step, parameter.shape[0]))
+            if part.endswith("_norm") and self.names.norm_offset:
+                rows = rows.float() + self.names.norm_offset
             self._pack(parameter, start, _split_pairs(rows, self.head_dim) if is_interleaved else rows)
 
     def _pack(self, parameter: Parameter, start: int, rows: Tensor) -> None:

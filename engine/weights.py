@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def load_model(
     library: NativeLibrary | None = None,
     quantize: Quantize | None = None,
     place: Callable[[ModelConfig, WeightSizes], WeightsPlacement] = lambda _, sizes: HostPlacement(sizes),
+    context_tokens: Callable[[ModelConfig], int] | None = None,
 ) -> LoadedModel:
     """Load a GGUF file, or a directory with config.json and model.safetensors, or several such files and their index.
 
@@ -65,6 +67,8 @@ def load_model(
         library: of native kernels; None: PyTorch's operators.
         quantize: see `FormatChoice`.
         place: gives the weights' memory once the file's header has told their sizes; what it raises passes through.
+        context_tokens: the longest sequence that will be served, which some rotations depend on; None: what the model
+            allows. What it raises is raised.
 
     Raises:
         ModelFileError: a file is missing, damaged or not what the configuration says.
@@ -74,6 +78,8 @@ def load_model(
     choice = FormatChoice(torch_dtype, library is not None, None if dtype == "auto" else torch_dtype, quantize)
     with contextlib.ExitStack() as opened:
         source, config, names = _open(Path(path), opened)
+        if context_tokens is not None:
+            config = config.for_context(context_tokens(config))
         _check_names(source, config, names)
         formats = choice.formats(config, source, names)
         placement = place(config, weight_sizes(config, formats))
@@ -117,7 +123,7 @@ def _open_gguf(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, 
     file = GGUFFile(path)
     opened.callback(file.close)
     architecture = gguf_architecture(file)
-    return file, architecture.read_gguf_config(file), architecture.gguf_names
+    return file, architecture.read_config(file), architecture.names
 
 
 def _open_directory(path: Path, opened: contextlib.ExitStack) -> tuple[TensorSource, ModelConfig, TensorNames]:
@@ -131,13 +137,13 @@ def _read_config(path: Path) -> tuple[ModelConfig, TensorNames]:
     config_path = path / "config.json"
     fields = ConfigFields(_read_json(config_path), str(config_path))
     architecture = hf_architecture(fields)
-    config = architecture.read_hf_config(fields)
+    config = architecture.read_config(fields)
     generation_path = path / "generation_config.json"
     if generation_path.is_file():
         generation = ConfigFields(_read_json(generation_path), str(generation_path))
         eos_token_ids = dict.fromkeys((*generation.token_ids("eos_token_id"), *config.eos_token_ids))
         config = dataclasses.replace(config, eos_token_ids=tuple(eos_token_ids))
-    return config, architecture.hf_names
+    return config, architecture.names
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -175,7 +181,7 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
     nowhere = HostPlacement(
         weight_sizes(config, formats), lambda size: torch.empty(size, dtype=torch.uint8, device="meta")
     )
-    wanted = {names.of(p.name): p.shape for p in parameters(make_weights(config, formats, nowhere))}
+    wanted = _wanted_shapes(make_weights(config, formats, nowhere), names)
     missing = [name for name in wanted if name not in source.shapes]
     if missing:
         raise ModelFileError(f"{source.name}: {len(missing)} tensors are missing: {some_names(missing)}")
@@ -195,11 +201,23 @@ def _check_names(source: TensorSource, config: ModelConfig, names: TensorNames) 
         )
 
 
+def _wanted_shapes(weights: DecoderWeights, names: TensorNames) -> dict[str, tuple[int, ...]]:
+    """By the file's names; parts of one tensor lie one after the other in it."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for parameter in parameters(weights):
+        name, (rows, *rest) = names.of(parameter.name), parameter.shape
+        wanted[name] = (rows + wanted.get(name, (0,))[0], *rest)
+    return wanted
+
+
 def _fill(weights: DecoderWeights, copier: TensorCopier, progress: Callable[[float], None]) -> None:
     progress(0.0)
     num_written = 0
+    taken_rows: Counter[str] = Counter()
     for parameter in parameters(weights):
-        copier.copy(parameter)
+        name = copier.names.of(parameter.name)
+        copier.copy(parameter, taken_rows[name])
+        taken_rows[name] += parameter.shape[0]
         num_written += len(parameter.data)
         progress(min(1.0, num_written / weights.num_bytes))
     progress(1.0)

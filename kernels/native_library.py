@@ -161,6 +161,7 @@ class NativeLibrary:
         except OSError as error:
             raise NativeLibraryError(f"{path} cannot be loaded: {error}") from error
         _declare(self._library)
+        self._path = path
         self._functions: dict[str, ctypes._NamedFuncPointer] = {}
         self._context: int | None = self._library.hr_context_create(isa.encode(), num_threads)
         if not self._context:
@@ -183,6 +184,15 @@ class NativeLibrary:
     def scratch_bytes(self) -> int:
         """Taken by operations for intermediate results so far."""
         return int(self._library.hr_context_scratch_bytes(self._open_context()))
+
+    def with_threads(self, num_threads: int) -> NativeLibrary:
+        """The same kernels with threads and scratch memory of their own.
+
+        Raises:
+            NativeLibraryError: the threads cannot be had.
+            ValueError: `num_threads` is less than 1.
+        """
+        return NativeLibrary(self._path, num_threads, self.isa)
 
     def supported_isas(self) -> tuple[str, ...]:
         """Those of INSTRUCTION_SETS that this processor has, best first."""

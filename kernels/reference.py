@@ -144,31 +144,34 @@ def paged_attention(
 
 
 def quantise_activations(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row in groups of 32 as integers of 8 bits: what products with quantised matrices take.
+    """Each row in groups of 32 as integers of 8 bits, but for a few numbers, as quantised matrices are multiplied.
 
-    A group's codes spread from its least to its largest number, so that one number that stands out, as some channels of
-    a decoder do, costs the others half the precision that a scale around zero would cost them.
+    Some channels of a decoder stand out far, and would cost the others in their group most of their precision.
 
     Args:
         x: [T, K], K a multiple of 32, finite.
 
     Returns:
-        Codes [T, K] in -127..127, as float32; scales and zeros [T, K / 32] float32. A number is about
-        code * scale + zero.
+        The 6 numbers of a row with the largest magnitudes, of equal ones the first, with zeros elsewhere: [T, K]
+        float32.
+        Of what is left, codes [T, K] in -127..127, as float32, and scales [T, K / 32] float32. A number is one of the
+        6, or about code * scale.
     """
-    groups = x.float().view(x.shape[0], -1, 32)
-    least, largest = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
-    spread = largest - least
-    factors = torch.div(torch.tensor(254.0), spread)  # `254 / spread` would be rounded twice
-    factors = torch.where(spread < 2.0**-118, 0, factors)  # below, the quotient may be infinite
-    codes = torch.round((groups - least) * factors) - 127  # ties to even
-    scales = torch.div(spread, torch.tensor(254.0))
-    return codes.view(x.shape), scales[..., 0], (least + 127 * scales)[..., 0]
+    x = x.float()
+    largest = torch.zeros_like(x)
+    for row, numbers in zip(largest, x, strict=True):
+        columns = torch.sort(numbers.abs(), descending=True, stable=True).indices[:6]
+        row[columns] = numbers[columns]
+    groups = (x - largest).view(len(x), -1, 32)
+    magnitudes = groups.abs().amax(dim=2, keepdim=True)
+    factors = torch.div(torch.tensor(127.0), magnitudes)  # `127 / magnitudes` would be rounded twice
+    factors = torch.where(magnitudes < 2.0**-118, 0, factors)  # below, the quotient may be infinite
+    codes = torch.round(groups * factors)  # ties to even
+    return largest, codes.view(x.shape), torch.div(magnitudes[..., 0], torch.tensor(127.0))
 
 
 def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Quantised activations @ weight^T + bias, in float64; x [T, K], weight [M, K] dequantised, bias [M]."""
-    codes, scales, zeros = (part.double() for part in quantise_activations(x))
-    numbers = codes * scales.repeat_interleave(32, dim=1) + zeros.repeat_interleave(32, dim=1)
-    out = numbers @ weight.double().T
+    largest, codes, scales = (part.double() for part in quantise_activations(x))
+    out = (largest + codes * scales.repeat_interleave(32, dim=1)) @ weight.double().T
     return out if bias is None else out + bias.double()

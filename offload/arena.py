@@ -7,6 +7,7 @@ from the front, resident weights from the back, so that the border between them 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -122,7 +123,7 @@ class Arena:
         """Assert that both ends and the reservations fit, and that the ledger adds up."""
         pieces = (*self._front, *self._back)
         assert all(piece.num_bytes > 0 and piece.num_bytes % ALIGNMENT_BYTES == 0 for piece in pieces)
-        assert all(a.owner != b.owner for end in (self._front, self._back) for a, b in zip(end, end[1:], strict=False))
+        assert all(a.owner != b.owner for end in (self._front, self._back) for a, b in itertools.pairwise(end))
         assert min(self._reserved.values(), default=0) >= 0
         assert self.free_bytes >= 0
         ledger = self.ledger()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import engine
 from engine.process_config import ProcessConfig
-from engine.processors import compute_threads
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +32,14 @@ def child_environment(environment: Mapping[str, str], threads: int | None) -> di
     OpenMP reads its settings when torch is imported, so they must be there before. Where other processes are busy, and
     the HTTP process is, spinning threads take the processor from whom they wait for: 32 answers of 30 tokens (SmolLM2,
     2 threads on 2 processors, load 4-6) took 5.7 s with passive threads, 26-82 s with the default and 48 s with active
-    ones. On an idle machine passive threads cost a third on small matrix products.
+    ones. On an idle machine passive threads cost a third on small matrix products. To LLVM's and Intel's OpenMP passive
+    still means to spin for KMP_BLOCKTIME, 200 ms.
     """
     child = dict(environment)
     child.setdefault("OMP_WAIT_POLICY", "passive")
-    child["OMP_NUM_THREADS"] = str(compute_threads(threads, environment))
+    child.setdefault("KMP_BLOCKTIME", "0")
+    if threads is not None:
+        child["OMP_NUM_THREADS"] = str(threads)
     root = str(Path(engine.__file__).resolve().parent.parent)
     child["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
     return child

@@ -103,6 +103,7 @@ class EngineMetrics:
         self._blocks = Gauge("headrace_kv_cache_blocks", "KV blocks by state.", ("state",), registry=registry)
         for state in ("total", "used", "cached"):
             self._blocks.labels(state)
+        self._threads = gauge("headrace_engine_compute_threads", "Threads that compute a step.")
         self._cache_config = Gauge(
             "vllm:cache_config_info",
             "1; the labels tell the size of the KV cache.",
@@ -117,6 +118,7 @@ class EngineMetrics:
             self._restarts.inc()
         self._forget()
         self._ready.set(1)
+        self._threads.set(ready.threads)
         self._blocks.labels("total").set(ready.num_blocks)
         self._cache_config.clear()
         self._cache_config.labels(self._model_name, str(ready.block_size), str(ready.num_blocks)).set(1)

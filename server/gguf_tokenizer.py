@@ -47,6 +47,9 @@ _NAMED_IDS = {
     "mask_token": "mask_token_id",
 }
 _SPACE = "▁"
+_PHI3_KEEP_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi-3's other added tokens swallow the white space behind them, which no entry of its files says; Phi-4-mini, of the
+same architecture with another tokenizer, has none that do."""
 
 
 def load_gguf_tokenizer(path: Path) -> TokenizerParts:
@@ -171,8 +174,14 @@ class _Vocabulary:
     def added_tokens(self) -> list[AddedToken]:
         """Tokens that are cut out of the text before anything else, in the order of their ids."""
         added = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        is_phi3 = (self._metadata.get("general.architecture"), self.text("model")) == ("phi3", "llama")
         return [
-            AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False)
+            AddedToken(
+                token,
+                special=kind != TokenType.USER_DEFINED,
+                normalized=False,
+                rstrip=is_phi3 and token not in _PHI3_KEEP_SPACE,
+            )
             for token, kind in zip(self.tokens, self.types, strict=True)
             if kind in added and token.strip(_SPACE)  # runs of spaces come out of merges
         ]

@@ -20,7 +20,7 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
             f"{_mib(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
             f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
         ),
-        ("compute", f"{ready.threads} threads; ready after {ready.load_s:.1f} s"),
+        ("compute", f"{ready.threads} threads{_probed(ready)}; ready after {ready.load_s:.1f} s"),
     )
     for name, fact in facts:
         console.print(f"  {name:<10}{fact}", highlight=False, soft_wrap=True)
@@ -28,10 +28,19 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
     console.print(f"Headrace answers at {url}", style="bold", highlight=False)
 
 
+def _probed(ready: Ready) -> str:
+    """What the choice of threads rests on."""
+    taken = ", ".join(f"{step_s * 1e3:.1f} ms with {n}" for n, step_s in sorted(ready.step_s_by_threads.items()))
+    return f" (a step of the probe: {taken})" if taken else ""
+
+
 def _formats(ready: Ready) -> str:
-    """What the weights are, most first."""
+    """What the weights are, most first; where most are float32, as some checkpoints are stored, how to halve them."""
     sizes = sorted(ready.weights_bytes_by_format.items(), key=lambda item: -item[1])
-    return f": {', '.join(f'{name} {_mib(num_bytes)}' for name, num_bytes in sizes)}" if sizes else ""
+    if not sizes:
+        return ""
+    hint = "; --dtype bfloat16 takes half as much" if sizes[0][0] == "float32" else ""
+    return f": {', '.join(f'{name} {_mib(num_bytes)}' for name, num_bytes in sizes)}{hint}"
 
 
 def _class_table(classes: SLOClasses) -> Table:

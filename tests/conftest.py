@@ -24,11 +24,21 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def native_library() -> Iterator[NativeLibrary]:
     """The native kernels on the best instruction set of this machine, two threads."""
-    from kernels.native_library import load_native_library
+    from kernels.native_library import NativeLibraryError, find_compiler, load_native_library
 
+    try:
+        find_compiler(os.environ)
+    except NativeLibraryError as error:
+        pytest.skip(str(error))
     library = load_native_library(2, os.environ)
     yield library
     library.close()
+
+
+@pytest.fixture(scope="session", params=["torch", "native"])
+def library(request: pytest.FixtureRequest) -> NativeLibrary | None:
+    """Each way to compute in turn: PyTorch's operators, which is None, and the native kernels."""
+    return request.getfixturevalue("native_library") if request.param == "native" else None
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from engine.messages import AbortChoices, AddGroup, SLORequest, StepOutputs, Ste
 from engine.model_runner import ModelRunner
 from engine.offload_manager import NoOffload, OffloadManager
 from engine.sampling_params import SamplingParams
+from kernels.native.row_sampling import NativeRowSampling
+from kernels.native_library import NativeLibrary
 from scheduler.config import SchedulerConfig
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
@@ -42,13 +44,21 @@ class InProcessEngine:
         eos_token_ids: frozenset[int] = frozenset(),
         kv_memory: Tensor | None = None,
         make_offload: Callable[[KVCache], OffloadManager] = lambda _: NoOffload(),
+        library: NativeLibrary | None = None,
         **scheduler_options: Any,
     ) -> None:
+        """`library`: of the kernels that sample; the model's own may be another."""
         config = SchedulerConfig(**scheduler_options)
         self.runner = ModelRunner(
-            model, num_blocks, config.block_size, config.max_num_seqs, config.max_num_batched_tokens, max_model_len,
+            model,
+            num_blocks,
+            config.block_size,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            max_model_len,
             kv_memory,
-        )  # fmt: skip
+            None if library is None else NativeRowSampling(library),
+        )
         scheduler = Scheduler(config, SLOClasses(), num_blocks, max_model_len)
         self.clock = HandClock(tick_s=1e-4)
         self.core = EngineCore(

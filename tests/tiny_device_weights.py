@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.attention_kind import AttentionKind
 from engine.device_weights import DeviceWeights, StreamingNumbers
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderFormats, weight_sizes
 from kernels.native.tiled_format import TiledFormat
+from kernels.rotary import Rope
 from offload.arena import Arena, aligned
 from offload.residency import ResidencyOrder
 from tests.fake_link import FakeLink
@@ -16,7 +18,8 @@ BLOCK_BYTES = 1000
 NUM_LAYERS = 4
 CONFIG = ModelConfig(
     architecture="llama", num_layers=NUM_LAYERS, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8,
-    intermediate_size=64, vocab_size=50, max_position_tokens=100, rms_norm_eps=1e-5, rope_theta=1e4, mlp_bias=True,
+    intermediate_size=64, vocab_size=50, max_position_tokens=100, rms_norm_eps=1e-5,
+    attention_kinds=(AttentionKind(Rope(1e4, 8)),), mlp_bias=True,
 )  # fmt: skip
 FORMATS = DecoderFormats.uniform(CONFIG, TiledFormat(torch.bfloat16), torch.float32)
 SIZES = weight_sizes(CONFIG, FORMATS)

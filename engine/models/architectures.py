@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-
 from engine.config_fields import ConfigFields
 from engine.gguf_file import GGUFFile
-from engine.model_config import ModelConfig
 from engine.model_error import ModelFileError, UnsupportedModelError
-from engine.models import llama
-from engine.models.tensor_names import TensorNames
+from engine.models import gemma3, llama, mistral, phi3, qwen2, qwen3
+from engine.models.architecture import GGUFArchitecture, HFArchitecture
+
+HF_ARCHITECTURES = (llama.HF, mistral.HF, qwen2.HF, qwen3.HF, gemma3.HF, gemma3.HF_MULTI_MODAL, phi3.HF)
+GGUF_ARCHITECTURES = (llama.GGUF, qwen2.GGUF, qwen3.GGUF, gemma3.GGUF, phi3.GGUF)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Architecture:
-    """One family."""
-
-    name: str
-    """Also GGUF's `general.architecture`."""
-    hf_name: str
-    """The entry of `architectures` in config.json."""
-    read_hf_config: Callable[[ConfigFields], ModelConfig]
-    read_gguf_config: Callable[[GGUFFile], ModelConfig]
-    hf_names: TensorNames
-    gguf_names: TensorNames
-
-
-ARCHITECTURES = (
-    Architecture(
-        llama.NAME,
-        "LlamaForCausalLM",
-        llama.read_hf_config,
-        llama.read_gguf_config,
-        llama.HF_NAMES,
-        llama.GGUF_NAMES,
-    ),
-)
-
-
-def hf_architecture(config: ConfigFields) -> Architecture:
+def hf_architecture(config: ConfigFields) -> HFArchitecture:
     """The family of a config.json. `auto_map` and other pointers to code are never followed.
 
     Raises:
@@ -49,14 +22,14 @@ def hf_architecture(config: ConfigFields) -> Architecture:
     names = config.values.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelFileError(f"{config.source}: architectures is {names!r}, expected a list of names")
-    for architecture in ARCHITECTURES:
-        if architecture.hf_name in names:
+    for architecture in HF_ARCHITECTURES:
+        if architecture.name in names:
             return architecture
-    known = ", ".join(architecture.hf_name for architecture in ARCHITECTURES)
+    known = ", ".join(architecture.name for architecture in HF_ARCHITECTURES if architecture != gemma3.HF_MULTI_MODAL)
     raise UnsupportedModelError(f"{config.source}: architecture {names[0]!r} is not supported; known are {known}")
 
 
-def gguf_architecture(file: GGUFFile) -> Architecture:
+def gguf_architecture(file: GGUFFile) -> GGUFArchitecture:
     """The family of a GGUF file.
 
     Raises:
@@ -64,8 +37,8 @@ def gguf_architecture(file: GGUFFile) -> Architecture:
         UnsupportedModelError: the one it names is not known.
     """
     name = ConfigFields(file.header.metadata, file.name).required("general.architecture", str)
-    for architecture in ARCHITECTURES:
+    for architecture in GGUF_ARCHITECTURES:
         if architecture.name == name:
             return architecture
-    known = ", ".join(architecture.name for architecture in ARCHITECTURES)
+    known = ", ".join(architecture.name for architecture in GGUF_ARCHITECTURES)
     raise UnsupportedModelError(f"{file.name}: architecture {name!r} is not supported; known are {known}")

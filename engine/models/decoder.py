@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
+from engine.attention_kind import AttentionKind
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.layer_access import LayerAccess, ResidentLayers
 from engine.layers.layer_layout import LayerMatrices
@@ -18,7 +19,7 @@ from kernels.attention.base import AttentionBackend, AttentionMetadata, layer_vi
 from kernels.attention.invariant_attention import InvariantAttention
 from kernels.attention.torch_attention import TorchAttention
 from kernels.norm import rms_norm
-from kernels.rotary import inverse_frequencies, rotation
+from kernels.rotary import rotation
 
 
 class Decoder:
@@ -50,7 +51,8 @@ class Decoder:
         self._layer = DecoderLayer(config)
         self._access = access or ResidentLayers([layer.slab for layer in weights.layers])
         self._matrices: dict[Slab, LayerMatrices] = {}
-        self._frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._rotations = tuple(_rotation_of(kind) for kind in config.attention_kinds)
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self._by_rows: RowMap = self._find_tiles() if batch_invariant else whole_batch
 
     @torch.inference_mode()
@@ -65,13 +67,19 @@ class Decoder:
         Returns:
             [T, hidden] after the final norm.
         """
-        step = self._backend.plan(metadata, kv_cache.shape[3], self.dtype)
-        cos, sin = self._by_rows(self._rotation, metadata.positions)
+        steps = [
+            self._backend.plan(metadata, kv_cache.shape[3], self.dtype, kind.sliding_window)
+            for kind in self.config.attention_kinds
+        ]
+        angles = [self._by_rows(rotate, metadata.positions) for rotate in self._rotations]
         hidden = self.weights.embedding.gather(token_ids).to(self.dtype)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
         for index in range(self.config.num_layers):
             project, finish = self._layer_functions(index, self._access.acquire(index))
-            query, key, value = self._by_rows(project, hidden, cos, sin)
-            cache = layer_view(kv_cache, index)
+            kind = self.config.kind_of(index)
+            query, key, value = self._by_rows(project, hidden, *angles[kind])
+            cache, step = layer_view(kv_cache, index), steps[kind]
             step.write_kv(key, value, cache)
             attended = step.attend(query, cache, self.config.attention_scale)
             (hidden,) = self._by_rows(finish, hidden, attended)
@@ -96,9 +104,6 @@ class Decoder:
             functools.partial(self._layer.finish, weights, matrices),
         )
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotation(positions, self._frequencies)
-
     def _final_norm(self, hidden: Tensor) -> tuple[Tensor]:
         return (rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps),)
 
@@ -116,10 +121,15 @@ class Decoder:
         project, finish = self._layer_functions(0, self.weights.layers[0].slab)
         return widest_tiles(
             (
-                (self._rotation, (positions,)),
-                (project, (hidden, *self._rotation(positions))),
+                *((rotate, (positions,)) for rotate in self._rotations),
+                *((project, (hidden, *rotate(positions))) for rotate in self._rotations),
                 (finish, (hidden, attended)),
                 (self._final_norm, (hidden,)),
                 (self._head, (hidden,)),
             )
         )
+
+
+def _rotation_of(kind: AttentionKind) -> RowFunction:
+    """Cosine and sine of positions [T]."""
+    return functools.partial(rotation, frequencies=kind.rope.frequencies, amplitude=kind.rope.amplitude)

@@ -25,14 +25,14 @@ class DecoderFormats:
     embedding: WeightFormat
     head: WeightFormat
     """Not used where head and embedding are tied."""
-    vectors: torch.dtype
-    """Norms and biases."""
+    norms: torch.dtype
+    biases: torch.dtype
 
     @staticmethod
     def uniform(config: ModelConfig, weight_format: WeightFormat, vectors: torch.dtype) -> DecoderFormats:
         """One format for all matrices."""
         layers = (LayerFormats.uniform(weight_format),) * config.num_layers
-        return DecoderFormats(layers, weight_format, weight_format, vectors)
+        return DecoderFormats(layers, weight_format, weight_format, vectors, vectors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,10 +65,31 @@ class LayerWeights:
     """[hidden]."""
     mlp_norm: Tensor
     """[hidden]."""
+    post_attention_norm: Tensor | None
+    """[hidden]."""
+    post_mlp_norm: Tensor | None
+    """[hidden]."""
+    query_norm: Tensor | None
+    """[head dim]."""
+    key_norm: Tensor | None
+    """[head dim]."""
     qkv_bias: Tensor | None
     output_bias: Tensor | None
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
+
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        """Those that the layer has, by our name."""
+        norms = {
+            "attention_norm": self.attention_norm,
+            "query_norm": self.query_norm,
+            "key_norm": self.key_norm,
+            "post_attention_norm": self.post_attention_norm,
+            "mlp_norm": self.mlp_norm,
+            "post_mlp_norm": self.post_mlp_norm,
+        }
+        return {name: norm for name, norm in norms.items() if norm is not None}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,9 +111,9 @@ class DecoderWeights:
         if self.head is not self.embedding:
             tensors.append(self.head.data)
         for layer in self.layers:
-            vectors = (layer.attention_norm, layer.mlp_norm, layer.qkv_bias, layer.output_bias, layer.gate_up_bias)
-            tensors += [layer.slab.head, layer.slab.tail]
-            tensors += [vector for vector in (*vectors, layer.down_bias) if vector is not None]
+            biases = (layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias)
+            tensors += [layer.slab.head, layer.slab.tail, *layer.norms.values()]
+            tensors += [bias for bias in biases if bias is not None]
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
@@ -146,15 +167,15 @@ def _make(
     def matrix(weight_format: WeightFormat) -> PackedMatrix:
         return PackedMatrix(weight_format, *shape, take(packed_bytes(weight_format, *shape)))
 
-    def vector(width: int) -> Tensor:
-        return take(width * formats.vectors.itemsize).view(formats.vectors)
+    def vector(width: int, dtype: torch.dtype) -> Tensor:
+        return take(width * dtype.itemsize).view(dtype)
 
     embedding = matrix(formats.embedding)
     return DecoderWeights(
         embedding=embedding,
         head=embedding if config.tie_word_embeddings else matrix(formats.head),
-        final_norm=vector(config.hidden_size),
-        layers=tuple(_layer(config, *pair, vector) for pair in zip(layouts, slabs, strict=True)),
+        final_norm=vector(config.hidden_size, formats.norms),
+        layers=tuple(_layer(config, *pair, formats, vector) for pair in zip(layouts, slabs, strict=True)),
     )
 
 
@@ -164,16 +185,33 @@ def _layouts(config: ModelConfig, formats: DecoderFormats) -> list[LayerLayout]:
     return [made.setdefault(layer, layer_layout(config, layer)) for layer in formats.layers]
 
 
-def _layer(config: ModelConfig, layout: LayerLayout, slab: Slab, vector: Callable[[int], Tensor]) -> LayerWeights:
+def _layer(
+    config: ModelConfig,
+    layout: LayerLayout,
+    slab: Slab,
+    formats: DecoderFormats,
+    vector: Callable[[int, torch.dtype], Tensor],
+) -> LayerWeights:
+    def norm(width: int, exists: bool) -> Tensor | None:
+        return vector(width, formats.norms) if exists else None
+
+    def bias(width: int, exists: bool) -> Tensor | None:
+        return vector(width, formats.biases) if exists else None
+
+    hidden = config.hidden_size
     return LayerWeights(
         layout=layout,
         slab=slab,
-        attention_norm=vector(config.hidden_size),
-        mlp_norm=vector(config.hidden_size),
-        qkv_bias=vector(config.query_size + 2 * config.kv_size) if config.attention_bias else None,
-        output_bias=vector(config.hidden_size) if config.attention_output_bias else None,
-        gate_up_bias=vector(2 * config.intermediate_size) if config.mlp_bias else None,
-        down_bias=vector(config.hidden_size) if config.mlp_bias else None,
+        attention_norm=vector(hidden, formats.norms),
+        mlp_norm=vector(hidden, formats.norms),
+        post_attention_norm=norm(hidden, config.has_post_norms),
+        post_mlp_norm=norm(hidden, config.has_post_norms),
+        query_norm=norm(config.head_dim, config.has_head_norms),
+        key_norm=norm(config.head_dim, config.has_head_norms),
+        qkv_bias=bias(config.query_size + 2 * config.kv_size, config.attention_bias),
+        output_bias=bias(hidden, config.attention_output_bias),
+        gate_up_bias=bias(2 * config.intermediate_size, config.mlp_bias),
+        down_bias=bias(hidden, config.mlp_bias),
     )
 
 
@@ -195,8 +233,8 @@ def _layer_parameters(layer: LayerWeights, prefix: str) -> Iterator[Parameter]:
         ({"gate": layout.gate, "up": layout.up}, layer.gate_up_bias),
         ({"down": layout.down}, layer.down_bias),
     )
-    yield _vector(f"{prefix}attention_norm", layer.attention_norm)
-    yield _vector(f"{prefix}mlp_norm", layer.mlp_norm)
+    for name, norm in layer.norms.items():
+        yield _vector(f"{prefix}{name}", norm)
     for places, bias in groups:
         first = 0
         for name, place in places.items():

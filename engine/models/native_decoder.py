@@ -9,6 +9,8 @@ sequence of instructions whatever the batch: this path is batch-invariant always
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderWeights, LayerWeights
 from kernels.attention.base import AttentionMetadata
+from kernels.native.activation import Activation
 from kernels.native.decoder import (
     DecoderOperands,
     LayerKind,
@@ -26,8 +29,10 @@ from kernels.native.decoder import (
     PlacedLayer,
 )
 from kernels.native.linear import Head
+from kernels.native.rotary import HeadNorms
 from kernels.native_library import NativeLibrary
-from kernels.rotary import inverse_frequencies
+
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
 
 
 class NativeDecoder:
@@ -59,16 +64,35 @@ class NativeDecoder:
             norm_eps=config.rms_norm_eps,
             attention_scale=config.attention_scale,
             dtype=dtype,
+            activation=_ACTIVATIONS[config.activation],
         )
-        kind = LayerKind(inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-        layers = tuple(_operands(layer, layer.slab) for layer in weights.layers)
-        operands = DecoderOperands(layers, (kind,), weights.embedding, weights.final_norm)
+        operands = DecoderOperands(
+            layers=tuple(_operands(config, index, layer, layer.slab) for index, layer in enumerate(weights.layers)),
+            kinds=tuple(
+                LayerKind(kind.rope.frequencies, kind.sliding_window, kind.rope.amplitude)
+                for kind in config.attention_kinds
+            ),
+            embedding=weights.embedding,
+            final_norm=weights.final_norm,
+            embedding_scale=float(torch.tensor(config.embedding_scale, dtype=dtype)),
+        )
         self._stack = NativeStack(library, shape, operands)
         self._head = Head(library, weights.head, dtype)
         self._access = access or ResidentLayers([layer.slab for layer in weights.layers])
         self._placed: dict[Slab, PlacedLayer] = {}
         self._streamed = tuple(range(len(weights.layers)))
         """Of the last step; at first no layer is known to be where it stays."""
+
+    def with_library(self, library: NativeLibrary, max_bytes: int | None = None) -> NativeDecoder:
+        """The same weights on other threads.
+
+        Args:
+            max_bytes: of the matrices of its layers: only the first ones that fit, at least one. None: all.
+        """
+        layers = self.weights.layers
+        if max_bytes is not None:
+            layers = layers[: max(1, max_bytes // layers[0].layout.num_bytes)]
+        return NativeDecoder(self.config, dataclasses.replace(self.weights, layers=layers), self.dtype, library)
 
     def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         """As `Decoder.forward`."""
@@ -102,12 +126,16 @@ class NativeDecoder:
         slab = self._access.acquire(layer)
         placed = self._placed.get(slab)
         if placed is None:
-            placed = self._placed[slab] = self._stack.place(_operands(self.weights.layers[layer], slab))
+            operands = _operands(self.config, layer, self.weights.layers[layer], slab)
+            placed = self._placed[slab] = self._stack.place(operands)
         self._stack.move(layer, placed)
 
 
-def _operands(layer: LayerWeights, slab: Slab) -> LayerOperands:
+def _operands(config: ModelConfig, index: int, layer: LayerWeights, slab: Slab) -> LayerOperands:
     layout = layer.layout
+    norms = None
+    if layer.query_norm is not None and layer.key_norm is not None:
+        norms = HeadNorms(layer.query_norm, layer.key_norm, config.rms_norm_eps)
     return LayerOperands(
         qkv=layout.qkv(slab),
         output=layout.output.over(slab),
@@ -120,4 +148,8 @@ def _operands(layer: LayerWeights, slab: Slab) -> LayerOperands:
         output_bias=layer.output_bias,
         gate_up_bias=layer.gate_up_bias,
         down_bias=layer.down_bias,
+        post_attention_norm=layer.post_attention_norm,
+        post_mlp_norm=layer.post_mlp_norm,
+        head_norms=norms,
+        kind=config.kind_of(index),
     )

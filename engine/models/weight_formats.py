@@ -64,7 +64,9 @@ class FormatChoice:
         embedding = chosen.format_of("embedding", hidden)
         head = embedding if config.tie_word_embeddings else chosen.format_of("head", hidden)
         chosen.log_changes()
-        return DecoderFormats(layers, embedding, head, torch.float32 if self.is_native else self.activations)
+        biases = torch.float32 if self.is_native else self.activations
+        norms = torch.float32 if config.has_wide_norms else biases
+        return DecoderFormats(layers, embedding, head, norms, biases)
 
     def plain(self, dtype: torch.dtype) -> WeightFormat:
         """Of plain numbers. PyTorch multiplies only what is of the activations' type."""

@@ -293,6 +293,7 @@ typedef struct {
   const float* frequencies;  // [rotary_dim / 2] radians a position
   int64_t rotary_dim;        // even; the rest of a head is not rotated
   int64_t sliding_window;    // last positions that a query sees, itself included; 0: all
+  float rotation_scale;      // factor on what is rotated
 } hr_layer_kind;
 
 // A step of a decoder: embedding, layers one after the other over a float32 residual stream, final norm. The keys and

@@ -69,6 +69,7 @@ class _LayerKind(ctypes.Structure):
         ("frequencies", ctypes.c_void_p),
         ("rotary_dim", ctypes.c_int64),
         ("sliding_window", ctypes.c_int64),
+        ("rotation_scale", ctypes.c_float),
     )
 
 
@@ -154,6 +155,8 @@ class LayerKind:
     """[R/2] float32, contiguous: see `kernels.rotary.inverse_frequencies`; the first R dimensions of a head turn."""
     sliding_window: int | None = None
     """Last positions that a query sees, itself included; None: all."""
+    rotation_scale: float = 1.0
+    """Factor on the dimensions that turn."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -313,7 +316,7 @@ def _kind(shape: LayerShape, kind: LayerKind) -> _LayerKind:
         raise ValueError(f"{rotary_dim} dimensions are rotated, a head has {shape.head_dim}")
     if kind.sliding_window is not None and kind.sliding_window < 1:
         raise ValueError(f"sliding_window is {kind.sliding_window}, it must be at least 1, or None for no window")
-    return _LayerKind(kind.frequencies.data_ptr(), rotary_dim, kind.sliding_window or 0)
+    return _LayerKind(kind.frequencies.data_ptr(), rotary_dim, kind.sliding_window or 0, kind.rotation_scale)
 
 
 def _layer(shape: LayerShape, operands: LayerOperands) -> _Layer:

@@ -7,19 +7,22 @@ from torch import Tensor
 
 from kernels.quantised.block_type import GROUP_SIZE
 
-SMALLEST_SPREAD = 2.0**-118
-"""A group whose numbers lie closer has codes of one value: 254 divided by less would overflow."""
+NUM_EXACT = 6
+"""Numbers of a row, the largest, that are not coded."""
+SMALLEST_MAGNITUDE = 2.0**-118
+"""A group whose numbers are all smaller has codes of 0: 127 divided by less would overflow."""
 
 
 def round_activations(x: Tensor) -> Tensor:
     """The numbers that the products with quantised matrices take for `x`: [T, K] float → float32.
 
-    A NaN or an infinity makes its whole group NaN or infinite.
+    A NaN or an infinity stays one, or makes its whole group NaN or infinite.
     """
-    groups = x.float().view(*x.shape[:-1], -1, GROUP_SIZE)
-    least = groups.amin(dim=-1, keepdim=True)
-    spread = groups.amax(dim=-1, keepdim=True) - least
-    factor = torch.div(torch.tensor(254.0), spread)  # `254 / spread` would be rounded twice
-    codes = torch.round((groups - least) * torch.where(spread < SMALLEST_SPREAD, 0, factor)) - 127
-    scale = torch.div(spread, torch.tensor(254.0))
-    return (codes * scale + (least + 127 * scale)).flatten(-2)
+    x = x.float()
+    columns = x.abs().sort(dim=-1, descending=True, stable=True).indices[..., :NUM_EXACT]
+    groups = x.scatter(-1, columns, 0.0).view(*x.shape[:-1], -1, GROUP_SIZE)
+    magnitude = groups.abs().amax(dim=-1, keepdim=True)
+    factor = torch.div(torch.tensor(127.0), magnitude)  # `127 / magnitude` would be rounded twice
+    codes = torch.round(groups * torch.where(magnitude < SMALLEST_MAGNITUDE, 0, factor))
+    rounded = (codes * torch.div(magnitude, torch.tensor(127.0))).flatten(-2)
+    return rounded.scatter(-1, columns, x.gather(-1, columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.weights import LoadedModel, load_model
+from kernels.native_library import NativeLibrary
 from tests.in_process_engine import Generated, InProcessEngine
 
 GAP = 1e-3
@@ -55,8 +57,8 @@ def random_prompts(lengths: Sequence[int], vocab_size: int = 400) -> list[list[i
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_path: Path) -> LoadedModel:
-    return load_model(str(tiny_model_path), "float32", lambda fraction: None)
+def model(tiny_model_path: Path, library: NativeLibrary | None) -> LoadedModel:
+    return load_model(str(tiny_model_path), "float32", lambda fraction: None, library=library)
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +68,37 @@ def reference(tiny_model_path: Path) -> Reference:
     return Reference(AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32))
 
 
-def make_engine(model: LoadedModel, **options: Any) -> InProcessEngine:
-    return InProcessEngine(model, **({"num_blocks": 200, "max_num_seqs": 16} | options))
+@dataclasses.dataclass(frozen=True)
+class MakeEngine:
+    """Engines on the kernels that computed the model."""
+
+    model: LoadedModel
+    library: NativeLibrary | None
+
+    def __call__(self, **options: Any) -> InProcessEngine:
+        return InProcessEngine(self.model, library=self.library, **({"num_blocks": 200, "max_num_seqs": 16} | options))
+
+
+@pytest.fixture
+def make_engine(model: LoadedModel, library: NativeLibrary | None) -> MakeEngine:
+    return MakeEngine(model, library)
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [16, 50, 512])
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_chunked_and_batched_greedy_equals_transformers(
-    model: LoadedModel, reference: Reference, max_num_batched_tokens: int, block_size: int
+    make_engine: MakeEngine, reference: Reference, max_num_batched_tokens: int, block_size: int
 ) -> None:
     """Prompts of all lengths around a block's."""
-    engine = make_engine(model, block_size=block_size, max_num_batched_tokens=max_num_batched_tokens)
+    engine = make_engine(block_size=block_size, max_num_batched_tokens=max_num_batched_tokens)
     prompts = random_prompts(LENGTHS)
     generated = engine.generate(prompts, max_tokens=NUM_TOKENS)
     assert [len(tokens) for tokens in generated] == [NUM_TOKENS] * len(prompts)
     reference.check_greedy(prompts, generated)
 
 
-def test_preempted_requests_end_with_the_same_tokens(model: LoadedModel, reference: Reference) -> None:
-    engine = make_engine(model, num_blocks=34, block_size=4, max_num_batched_tokens=64, max_model_len=130)
+def test_preempted_requests_end_with_the_same_tokens(make_engine: MakeEngine, reference: Reference) -> None:
+    engine = make_engine(num_blocks=34, block_size=4, max_num_batched_tokens=64, max_model_len=130)
     prompts = random_prompts([length for length in LENGTHS if length < 20] * 2)
     generated = engine.generate(prompts, max_tokens=NUM_TOKENS)
     assert engine.stats is not None and engine.stats.num_preemptions > 0
@@ -92,9 +106,9 @@ def test_preempted_requests_end_with_the_same_tokens(model: LoadedModel, referen
     reference.check_greedy(prompts, generated)
 
 
-def test_prompts_from_the_prefix_cache_end_with_the_same_tokens(model: LoadedModel, reference: Reference) -> None:
+def test_prompts_from_the_prefix_cache_end_with_the_same_tokens(make_engine: MakeEngine, reference: Reference) -> None:
     """A whole prompt, a part of one, and a prompt with its own output appended."""
-    engine = make_engine(model, block_size=4, max_num_batched_tokens=64)
+    engine = make_engine(block_size=4, max_num_batched_tokens=64)
     (prompt,) = random_prompts([64])
     first = engine.generate([prompt], max_tokens=NUM_TOKENS)[0]
     again = {"whole": prompt, "part": [*prompt[:37], 9, 8, 7], "longer": [*prompt, *first]}
@@ -105,9 +119,9 @@ def test_prompts_from_the_prefix_cache_end_with_the_same_tokens(model: LoadedMod
     reference.check_greedy(list(again.values()), [engine.generated[name, 0].token_ids for name in again])
 
 
-def test_choices_continue_from_one_prefill(model: LoadedModel, reference: Reference) -> None:
+def test_choices_continue_from_one_prefill(make_engine: MakeEngine, reference: Reference) -> None:
     """Prompts that end inside a block, at its end and just past it."""
-    engine = make_engine(model, block_size=4, max_num_batched_tokens=512)
+    engine = make_engine(block_size=4, max_num_batched_tokens=512)
     prompts = random_prompts([15, 16, 17])
     engine.submit("g", prompts, n=3, max_tokens=NUM_TOKENS)
     engine.run()
@@ -119,9 +133,9 @@ def test_choices_continue_from_one_prefill(model: LoadedModel, reference: Refere
 
 @pytest.mark.parametrize("max_num_batched_tokens", [16, 512])
 def test_log_probabilities_are_those_of_transformers(
-    model: LoadedModel, reference: Reference, max_num_batched_tokens: int
+    make_engine: MakeEngine, reference: Reference, max_num_batched_tokens: int
 ) -> None:
-    engine = make_engine(model, block_size=4, max_num_batched_tokens=max_num_batched_tokens)
+    engine = make_engine(block_size=4, max_num_batched_tokens=max_num_batched_tokens)
     prompts = random_prompts([2, 33, 90])
     for index, prompt in enumerate(prompts):
         engine.submit(str(index), [prompt], max_tokens=5, num_prompt_logprobs=index, num_logprobs=3)
@@ -141,20 +155,21 @@ def test_log_probabilities_are_those_of_transformers(
         assert [len(score.top_token_ids) for score in result.prompt_logprobs] == [index] * (len(prompt) - 1)
 
 
-def test_what_lies_in_unused_blocks_reaches_nobody(model: LoadedModel, reference: Reference) -> None:
-    engine = make_engine(model, block_size=16, max_num_batched_tokens=50)
+def test_what_lies_in_unused_blocks_reaches_nobody(make_engine: MakeEngine, reference: Reference) -> None:
+    engine = make_engine(block_size=16, max_num_batched_tokens=50)
     engine.runner.kv_cache.region.fill_(torch.nan)
     prompts = random_prompts(LENGTHS)
     reference.check_greedy(prompts, engine.generate(prompts, max_tokens=NUM_TOKENS))
 
 
-@pytest.fixture(scope="module")
-def invariant_model(tiny_model_path: Path) -> LoadedModel:
-    return load_model(str(tiny_model_path), "float32", lambda fraction: None, batch_invariant=True)
-
-
-def test_seeded_samples_do_not_depend_on_company_chunks_or_memory(invariant_model: LoadedModel) -> None:
+def test_seeded_samples_do_not_depend_on_company_chunks_or_memory(
+    tiny_model_path: Path, library: NativeLibrary | None
+) -> None:
     """With kernels that are batch-invariant every number is equal, log-probabilities too."""
+    make_engine = MakeEngine(
+        load_model(str(tiny_model_path), "float32", lambda fraction: None, batch_invariant=True, library=library),
+        library,
+    )
     prompts = random_prompts(LENGTHS)
     options = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 12, "n": 2, "num_logprobs": 2}
 
@@ -165,12 +180,12 @@ def test_seeded_samples_do_not_depend_on_company_chunks_or_memory(invariant_mode
         return engine.generated
 
     every = range(len(prompts))
-    together = generate(make_engine(invariant_model, block_size=4, max_num_batched_tokens=32), *every)
-    scarce = make_engine(invariant_model, num_blocks=30, block_size=4, max_num_batched_tokens=512, max_model_len=120)
+    together = generate(make_engine(block_size=4, max_num_batched_tokens=32), *every)
+    scarce = make_engine(num_blocks=30, block_size=4, max_num_batched_tokens=512, max_model_len=120)
     assert generate(scarce, *every) == together
     assert scarce.stats is not None and scarce.stats.num_preemptions > 0
     for index in every:
-        alone = generate(make_engine(invariant_model, block_size=16, max_num_batched_tokens=512), index)
+        alone = generate(make_engine(block_size=16, max_num_batched_tokens=512), index)
         assert alone == {key: value for key, value in together.items() if key[0] == str(index)}
     sampled = [generated.token_ids for generated in together.values()]
     assert len({tuple(tokens) for tokens in sampled}) > len(sampled) // 2
@@ -187,15 +202,18 @@ REAL_PROMPTS = (
 
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
-def test_the_default_model_continues_like_transformers(real_model_path: Path, real_transformers_model: Any) -> None:
+def test_the_default_model_continues_like_transformers(
+    real_model_path: Path, real_transformers_model: Any, library: NativeLibrary | None
+) -> None:
     """Small and large steps, a pool that forces preemption, and prompts read from the prefix cache."""
     from server.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(real_model_path)
     prompts = [tokenizer.encode(text, add_special_tokens=True, parse_special=False) for text in REAL_PROMPTS]
-    model = load_model(str(real_model_path), "float32", lambda fraction: None)
-    scarce = make_engine(model, num_blocks=38, block_size=4, max_num_batched_tokens=16, max_model_len=120)
-    ample = make_engine(model, block_size=16, max_num_batched_tokens=512)
+    model = load_model(str(real_model_path), "float32", lambda fraction: None, library=library)
+    make_engine = MakeEngine(model, library)
+    scarce = make_engine(num_blocks=38, block_size=4, max_num_batched_tokens=16, max_model_len=120)
+    ample = make_engine(block_size=16, max_num_batched_tokens=512)
     generated = [engine.generate(prompts, max_tokens=REAL_NUM_TOKENS) for engine in (scarce, ample, ample)]
     assert scarce.stats is not None and scarce.stats.num_preemptions > 0
     assert ample.stats is not None and ample.stats.prefix_cache_hits >= 64

@@ -1,8 +1,8 @@
 """SmolLM2 against transformers, both in float32 from the same GGUF file: 24 prompts, 64 greedy tokens each.
 
-Ours generates, all sequences in one batch, over shuffled pages, prompts in chunks. Theirs then reads prompt and answer
-in one pass and says at every place which token it would have chosen: if all agree, its own greedy answer is the same,
-token after token.
+Ours, on PyTorch's operators and on the native kernels, generates, all sequences in one batch, over shuffled pages,
+prompts in chunks. Theirs then reads prompt and answer in one pass and says at every place which token it would have
+chosen: if all agree, its own greedy answer is the same, token after token.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.weights import load_model
+from kernels.native_library import NativeLibrary
 from server.tokenizer import Tokenizer
 from tests.paged_decoding import PagedDecoding
 
@@ -80,9 +81,11 @@ def encode_prompts(tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False, parse_special=True) for text in (*chats, *PLAIN_TEXTS)]
 
 
-def generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], list[Tensor]]:
+def generate(
+    path: Path, prompts: list[list[int]], library: NativeLibrary | None
+) -> tuple[list[list[int]], list[Tensor]]:
     """Greedy answers, and the logits [NUM_NEW_TOKENS, vocab] they were chosen from."""
-    decoder = load_model(str(path), "float32", lambda _: None).decoder
+    decoder = load_model(str(path), "float32", lambda _: None, library=library).decoder
     num_blocks = sum(-(-(len(prompt) + NUM_NEW_TOKENS) // 16) for prompt in prompts)
     decoding = PagedDecoding(decoder, num_blocks)
     rows: dict[int, Tensor] = {}
@@ -102,22 +105,37 @@ def generate(path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], lis
     return answers, [torch.stack(parts) for parts in chosen_from]
 
 
-def judge(model: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
-    """Transformers' logits [NUM_NEW_TOKENS, vocab] at the places where ours chose."""
-    with torch.inference_mode():
-        return [
-            model(torch.tensor([prompt + answer[:-1]]), logits_to_keep=NUM_NEW_TOKENS, use_cache=False).logits[0]
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+class Judge:
+    """Transformers, asked once about each answer."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._logits: dict[tuple[int, ...], Tensor] = {}
+
+    @torch.inference_mode()
+    def logits(self, prompt: list[int], answer: list[int]) -> Tensor:
+        """[NUM_NEW_TOKENS, vocab] at the places where ours chose."""
+        tokens = (*prompt, *answer[:-1])
+        if tokens not in self._logits:
+            output = self._model(torch.tensor([tokens]), logits_to_keep=NUM_NEW_TOKENS, use_cache=False)
+            self._logits[tokens] = output.logits[0]
+        return self._logits[tokens]
 
 
-def test_greedy_answers_are_those_of_transformers(real_model_path: Path, real_transformers_model: Any) -> None:
+@pytest.fixture(scope="module")
+def judge(real_transformers_model: Any) -> Judge:
+    return Judge(real_transformers_model)
+
+
+def test_greedy_answers_are_those_of_transformers(
+    real_model_path: Path, judge: Judge, library: NativeLibrary | None
+) -> None:
     tokenizer = Tokenizer.load(real_model_path)
     prompts = encode_prompts(tokenizer)
     assert len(prompts) == 24 and sum(len(prompt) > 1000 for prompt in prompts) == 3
-    answers, ours = generate(real_model_path, prompts)
-    theirs = judge(real_transformers_model, prompts, answers)
-    for index, (answer, our_logits, their_logits) in enumerate(zip(answers, ours, theirs, strict=True)):
+    answers, ours = generate(real_model_path, prompts, library)
+    for index, (prompt, answer, our_logits) in enumerate(zip(prompts, answers, ours, strict=True)):
+        their_logits = judge.logits(prompt, answer)
         torch.testing.assert_close(our_logits, their_logits, rtol=0, atol=LOGIT_TOLERANCE)
         best = their_logits.topk(2, dim=-1)
         gaps = best.values[:, 0] - best.values[:, 1]

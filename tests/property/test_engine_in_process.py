@@ -7,6 +7,7 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.native_library import NativeLibrary
 from tests.in_process_engine import InProcessEngine
 from tests.unit.engine.fake_decoder import FakeDecoder, FakeModel, expected_tokens
 
@@ -61,7 +62,10 @@ offers = st.builds(
 )
 
 
-def make_engine(num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> InProcessEngine:
+def make_engine(
+    library: NativeLibrary | None, *, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int
+) -> InProcessEngine:
+    """The library's kernels sample."""
     return InProcessEngine(
         FakeModel(FakeDecoder()),
         num_blocks=num_blocks,
@@ -69,6 +73,7 @@ def make_engine(num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int)
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        library=library,
     )
 
 
@@ -80,9 +85,15 @@ def make_engine(num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int)
     max_num_seqs=st.integers(1, 6),
 )
 def test_company_and_memory_never_change_a_token(
-    offered: list[Offer], num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int
+    library: NativeLibrary | None,
+    offered: list[Offer],
+    num_blocks: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
 ) -> None:
-    engine = make_engine(num_blocks, max_num_batched_tokens, max_num_seqs)
+    engine = make_engine(
+        library, num_blocks=num_blocks, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+    )
     for turn in range(1 + max(max(offer.turn, offer.abort_turn or 0) for offer in offered)):
         for index, offer in enumerate(offered):
             if offer.turn == turn:
@@ -92,7 +103,7 @@ def test_company_and_memory_never_change_a_token(
         engine.turn()
     engine.run()
     for index, offer in enumerate(offered):
-        alone = make_engine(100, 64, 12)
+        alone = make_engine(library, num_blocks=100, max_num_batched_tokens=64, max_num_seqs=12)
         offer.submit(alone, "alone")
         alone.run()
         for choice in range(offer.n * len(offer.prompts)):
@@ -112,15 +123,15 @@ def test_company_and_memory_never_change_a_token(
                 assert [score.token_id for score in generated.prompt_logprobs] == list(prompt[1:][:rows])
 
 
-def test_a_small_pool_preempts_and_changes_nothing() -> None:
-    engine = make_engine(num_blocks=17, max_num_batched_tokens=16, max_num_seqs=6)
+def test_a_small_pool_preempts_and_changes_nothing(library: NativeLibrary | None) -> None:
+    engine = make_engine(library, num_blocks=17, max_num_batched_tokens=16, max_num_seqs=6)
     batches = [tuple(range(first, first + 9)) for first in range(6)]
     assert engine.generate(batches, max_tokens=20) == [expected_tokens(prompt, 20) for prompt in batches]
     assert engine.stats is not None and engine.stats.num_preemptions > 0
 
 
-def test_a_second_prompt_reads_the_blocks_of_the_first() -> None:
-    engine = make_engine(num_blocks=40, max_num_batched_tokens=64, max_num_seqs=6)
+def test_a_second_prompt_reads_the_blocks_of_the_first(library: NativeLibrary | None) -> None:
+    engine = make_engine(library, num_blocks=40, max_num_batched_tokens=64, max_num_seqs=6)
     engine.generate([STEM])
     engine.submit("again", [[*STEM[:30], 1, 2]])
     engine.run()

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from engine.sampler import LOGPROB_FLOOR, Sampler
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
+from kernels.native.row_sampling import NativeRowSampling
+from kernels.native_library import NativeLibrary
 
 VOCAB_SIZE = 13
 MARGIN = 1e-5
@@ -139,9 +141,11 @@ def rows(draw: st.DrawFn) -> tuple[list[float], Sequence]:
 
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(batch=st.lists(rows(), min_size=1, max_size=4), order=st.randoms(use_true_random=False))
-def test_every_row_is_what_the_definitions_say(batch: list[tuple[list[float], Sequence]], order: random.Random) -> None:
+def test_every_row_is_what_the_definitions_say(
+    library: NativeLibrary | None, batch: list[tuple[list[float], Sequence]], order: random.Random
+) -> None:
     expected = [slow_token(logits, sequence) for logits, sequence in batch]
-    sampler = Sampler(max_num_seqs=8)
+    sampler = Sampler(8, None if library is None else NativeRowSampling(library))
     places = list(range(8))
     order.shuffle(places)
     for place, (_, sequence) in zip(places, batch, strict=False):

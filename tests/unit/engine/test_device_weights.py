@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from engine.device_weights import DeviceWeights, StreamingNumbers
+from engine.device_weights import RETURN_S, DeviceWeights, StreamingNumbers
 from engine.layers.layer_layout import LayerFormats, layer_layout
 from engine.models.decoder_weights import make_weights, parameters
 from engine.models.weights_placement import HostPlacement, WeightSizes
@@ -216,7 +216,29 @@ def test_layers_are_cut_alike_though_one_of_them_could_be_cut_more_often() -> No
     assert tuple(map(sum, sizes.layer_part_bytes)) == sizes.layer_bytes
 
 
-def test_an_infinite_deadline_lets_a_copy_back_wait_for_the_link() -> None:
-    weights, _, _ = make_device_weights(num_streamed=2)
-    weights.set_streamed(1)
-    assert weights._promotion is not None and weights._promotion.transfer.deadline_s == math.inf
+def test_a_copy_back_arrives_though_streamed_layers_keep_the_link_busy() -> None:
+    """Every step waits for the link; the copy goes ahead of a layer once its time has come, not before."""
+    weights, _, link = make_device_weights(num_streamed=4, num_slots=2)
+
+    def step() -> None:
+        weights.begin_step(link.now_s())
+        for layer in range(NUM_LAYERS):
+            weights.acquire(layer)
+            weights.release(layer)
+        weights.end_step()
+
+    step()
+    weights.set_streamed(3)
+    begin_s = link.now_s()
+    while weights.num_streamed == 4:
+        step()
+        weights.check()
+        assert link.now_s() < begin_s + 2 * RETURN_S
+    assert link.now_s() > begin_s + RETURN_S / 2
+    weights.set_streamed(2, deadline_s=math.inf)
+    for _ in range(30):
+        step()
+    assert weights.num_streamed == 3
+    link.advance_to_idle()
+    step()
+    assert weights.num_streamed == 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention_kind import AttentionKind
 from engine.config import EngineConfig
 from engine.errors import EngineStartError
 from engine.kv_cache import KVCache
@@ -17,6 +18,7 @@ from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderFormats, weight_sizes
 from engine.offload_setup import OffloadSetup, workspace_bytes
 from kernels.native.tiled_format import TiledFormat
+from kernels.rotary import Rope
 from offload.config import OffloadConfig
 from offload.cpu_device import CpuDevice
 from offload.host_slabs import HostMemoryKind
@@ -32,7 +34,8 @@ from tests.record_builders import LINK_BYTES_PER_S, make_record
 NUM_LAYERS = 8
 MODEL = ModelConfig(
     architecture="llama", num_layers=NUM_LAYERS, hidden_size=256, num_heads=4, num_kv_heads=2, head_dim=64,
-    intermediate_size=512, vocab_size=512, max_position_tokens=256, rms_norm_eps=1e-5, rope_theta=1e4,
+    intermediate_size=512, vocab_size=512, max_position_tokens=256, rms_norm_eps=1e-5,
+    attention_kinds=(AttentionKind(Rope(1e4, 64)),),
 )  # fmt: skip
 SIZES = weight_sizes(MODEL, DecoderFormats.uniform(MODEL, TiledFormat(torch.bfloat16), torch.float32))
 LAYER_BYTES = SIZES.layer_bytes[0]

@@ -8,7 +8,11 @@ from engine.config import EngineConfig
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder
 from engine.process_config import ProcessConfig
-from engine.runner_factory import build_model_runner, load_kernels, max_model_len
+from engine.processors import Processors
+from engine.runner_factory import build_model_runner, load_kernels, max_model_len, settle_threads
+from engine.thread_probe import ThreadChoice
+from engine.weights import load_model
+from kernels.native_library import NativeLibrary
 from scheduler.config import SchedulerConfig
 
 
@@ -60,3 +64,50 @@ def test_a_runner_is_built_on_the_kernels_asked_for(
     built = build_model_runner(config, lambda phase, fraction: None)
     assert isinstance(built.runner._decoder, decoder_type)  # type: ignore[attr-defined]
     assert built.threads == 2 and threads_set == [1 if kernels == "auto" else 2]
+
+
+def _choose(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> ThreadChoice:
+    """What the probe finds from now on."""
+    choice = ThreadChoice(num_threads, {1: 0.003, 2: 0.002})
+    monkeypatch.setattr("engine.thread_probe.probe_threads", lambda decoder, library: choice)
+    return choice
+
+
+def test_a_probe_settles_the_threads_that_serve(
+    tiny_model_path: Path, native_library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = native_library.with_threads(2)
+    model = load_model(str(tiny_model_path), "float32", lambda _: None, library=given)
+    hidden = torch.randn(3, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    expected = model.decoder.logits(hidden)
+
+    choice = _choose(monkeypatch, 2)
+    assert settle_threads(model, given) == (model, given, choice.step_s)
+
+    choice = _choose(monkeypatch, 1)
+    settled, library, step_s = settle_threads(model, given)
+    assert library.num_threads == 1 and step_s == choice.step_s
+    with pytest.raises(ValueError, match="the native library is closed"):
+        given.num_threads  # noqa: B018 - a property that raises
+    assert settled.decoder.logits(hidden).equal(expected)
+    assert settle_threads(settled, library) == (settled, library, {})  # nothing to choose
+    library.close()
+
+
+@pytest.mark.parametrize(("variable", "is_probed"), [(None, True), ("2", False)])
+def test_threads_are_probed_unless_somebody_chose(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, is_probed: bool
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr("engine.runner_factory.available_processors", lambda: Processors(4, 2, None))
+    if variable is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    choice = _choose(monkeypatch, 1)
+    engine = EngineConfig(str(tiny_model_path), dtype="float32", kv_cache_memory_bytes=2**20)
+    phases: list[str] = []
+    config = ProcessConfig(engine, SchedulerConfig(), "", "", 0)
+    built = build_model_runner(config, lambda phase, fraction: phases.append(phase))
+    assert ("choosing compute threads" in phases) is is_probed
+    assert (built.threads, built.step_s_by_threads) == ((1, choice.step_s) if is_probed else (2, {}))

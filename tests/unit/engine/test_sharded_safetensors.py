@@ -31,11 +31,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["torch", "native"])
-def library(request: pytest.FixtureRequest) -> NativeLibrary | None:
-    return request.getfixturevalue("native_library") if request.param == "native" else None
-
-
 def load_logits(directory: Path, library: NativeLibrary | None, dtype: str) -> torch.Tensor:
     decoder = load_model(str(directory), dtype, lambda _: None, library=library).decoder
     return PagedDecoding(decoder, num_blocks=1).logits({0: TOKENS})[0]

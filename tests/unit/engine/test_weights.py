@@ -141,8 +141,8 @@ def test_the_older_spelling_of_rope_is_read(
     directory: Path, values: dict[str, Any], theta: float, scaling: object
 ) -> None:
     edit_config(directory, rope_parameters=..., **values)
-    config = load(directory).config
-    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
+    rope = load(directory).config.attention_kinds[0].rope
+    assert (rope.theta, rope.scaling) == (theta, scaling)
 
 
 @pytest.mark.parametrize(

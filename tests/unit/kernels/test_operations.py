@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import reference
-from kernels.activation import silu_gate
+from kernels.activation import gelu_tanh_gate, silu_gate
 from kernels.linear import DenseFormat
 from kernels.norm import rms_norm
 from kernels.packed_matrix import PackedMatrix
@@ -18,6 +18,8 @@ from kernels.rotary import (
     FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
+    Rope,
     inverse_frequencies,
     rotate,
     rotation,
@@ -51,10 +53,11 @@ def test_rms_norm(dtype: torch.dtype, num_rows: int, width: int, seed: int) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(num_rows=rows, width=widths, seed=seeds)
 @bounded
-def test_silu_gate(dtype: torch.dtype, num_rows: int, width: int, seed: int) -> None:
+def test_gates(dtype: torch.dtype, num_rows: int, width: int, seed: int) -> None:
     gate_up = randn(seed, num_rows, 2 * width, dtype=dtype)
     before = gate_up.clone()
     assert_near(silu_gate(gate_up), reference.silu_gate(gate_up))
+    assert_near(gelu_tanh_gate(gate_up), reference.gelu_tanh_gate(gate_up))
     assert torch.equal(gate_up, before)
 
 
@@ -111,5 +114,28 @@ def test_frequency_divisors_divide_each_frequency() -> None:
     divisors = FrequencyDivisors((1.0, 2.0, 4.0, 8.0))
     plain, scaled = inverse_frequencies(8, 10_000.0, None), inverse_frequencies(8, 10_000.0, divisors)
     assert torch.equal(scaled, plain / torch.tensor(divisors.divisors))
-    with pytest.raises(ValueError, match="4 frequency divisors for a head dimension of 16"):
+    with pytest.raises(ValueError, match="4 frequency divisors for 16 rotated dimensions"):
         inverse_frequencies(16, 10_000.0, divisors)
+
+
+def test_long_scaling_takes_the_divisors_of_the_longest_sequence_served() -> None:
+    plain = inverse_frequencies(4, 10_000.0, None)
+    for context_tokens, divisors in ((16, (1.0, 2.0)), (17, (3.0, 4.0))):
+        scaling = LongScaling((1.0, 2.0), (3.0, 4.0), original_max_position_tokens=16, context_tokens=context_tokens)
+        assert torch.equal(inverse_frequencies(4, 10_000.0, scaling), plain / torch.tensor(divisors))
+
+
+def test_the_amplitude_scales_what_turns_and_the_rest_of_a_head_stays() -> None:
+    x, positions = randn(3, 5, 2, 10, dtype=torch.float32), torch.arange(5)
+    rope = Rope(100.0, rotary_dim=6, amplitude=1.5)
+    rotated = rotate(x, *rotation(positions, rope.frequencies, rope.amplitude))
+    assert_near(rotated[..., :6], 1.5 * reference.rotate(x[..., :6], positions, rope.frequencies))
+    assert torch.equal(rotated[..., 6:], x[..., 6:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_wider_norm_multiplies_before_the_result_is_rounded(dtype: torch.dtype) -> None:
+    x, weight = randn(1, 7, 33, dtype=dtype), 1 + randn(2, 33, dtype=torch.float32)
+    expected = reference.rms_norm(x.float(), weight, 1e-5).to(dtype)
+    wide, narrow = (rms_norm(x, norm, 1e-5) != expected for norm in (weight, weight.to(dtype)))
+    assert wide.float().mean() < 0.02 < 0.1 < narrow.float().mean()

@@ -21,13 +21,16 @@ CONFIG = ProcessConfig(EngineConfig("m"), SchedulerConfig(), "ipc:///a", "ipc://
 
 
 def test_openmp_waits_passively_unless_the_user_says_otherwise() -> None:
-    assert child_environment({}, 2)["OMP_WAIT_POLICY"] == "passive"
-    assert child_environment({"OMP_WAIT_POLICY": "active"}, 2)["OMP_WAIT_POLICY"] == "active"
+    own = child_environment({}, 2)
+    assert (own["OMP_WAIT_POLICY"], own["KMP_BLOCKTIME"]) == ("passive", "0")
+    users = child_environment({"OMP_WAIT_POLICY": "active", "KMP_BLOCKTIME": "1"}, 2)
+    assert (users["OMP_WAIT_POLICY"], users["KMP_BLOCKTIME"]) == ("active", "1")
 
 
 def test_threads_are_what_was_asked_for_else_what_the_user_set() -> None:
     assert child_environment({"OMP_NUM_THREADS": "3"}, 2)["OMP_NUM_THREADS"] == "2"
     assert child_environment({"OMP_NUM_THREADS": "3"}, None)["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in child_environment({}, None)
 
 
 def test_our_packages_are_found_first() -> None:
@@ -49,7 +52,8 @@ def _run(script: str) -> tuple[int, str]:
 def test_output_is_logged_at_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="server.engine_child")
     status, tail = _run(
-        "print('INFO a: one'); print('ERROR b: two'); print('Traceback: three'); print('no end', end='')"
+        "import sys; sys.stdin.read(); print('INFO a: one'); print('ERROR b: two'); "
+        "print('Traceback: three'); print('no end', end='')"
     )
     assert status == 0
     records = [(r.levelname, r.getMessage().split(": ", 1)[1]) for r in caplog.records if "engine " in r.getMessage()]

@@ -134,6 +134,28 @@ def test_end_token_is_added_where_the_file_says_so() -> None:
     assert (ids[0], ids[-1]) == (BOS, EOS)
 
 
+@pytest.mark.parametrize(("architecture", "eats"), [("llama", False), ("phi3", True)])
+def test_special_tokens_of_phi3_swallow_the_space_behind_them(architecture: str, eats: bool) -> None:
+    tokenizer = Tokenizer(parts_from_metadata(SOURCE, {**spm_metadata(), "general.architecture": architecture}))
+    ids = tokenizer.encode("<|im_start|>\nhello<s>\nhello", add_special_tokens=False, parse_special=True)
+    assert _texts(tokenizer, ids) == [
+        "<|im_start|>",
+        *([" hello"] if eats else [" ", "\n", "hello"]),
+        *["<s>", " ", "\n", "hello"],
+    ]
+
+
+def test_user_defined_spaces_are_tokens_before_anything_else() -> None:
+    """As converters write Gemma's runs of spaces: plain ones, where the vocabulary has `▁`."""
+    metadata = spm_metadata(add_space_prefix=False)
+    for key, value in (("tokens", "   "), ("scores", -1000.0), ("token_type", 4)):
+        metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], value]  # type: ignore[misc]
+    tokenizer = Tokenizer(parts_from_metadata(SOURCE, metadata))
+    ids = _plain(tokenizer, "hello   hello")
+    assert _texts(tokenizer, ids) == ["hello", "   ", "hello"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "hello   hello"
+
+
 def test_end_tokens_are_the_declared_and_the_end_of_turn() -> None:
     assert tiny_gpt2().eos_token_ids == (EOS, IM_END)
     assert tiny_gpt2(eot_token_id=IM_START).eos_token_ids == (EOS, IM_START, IM_END)

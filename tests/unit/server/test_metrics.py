@@ -244,6 +244,7 @@ def test_a_restart_keeps_counters_and_clears_gauges(metrics: Metrics) -> None:
     assert _value(metrics, "headrace_generation_tokens_total") == 55.0
     assert _value(metrics, "headrace_engine_restarts_total") == 1.0
     assert _value(metrics, "headrace_engine_ready") == 1.0
+    assert _value(metrics, "headrace_engine_compute_threads") == 1.0
 
 
 def test_a_restart_that_nobody_announced_is_seen_in_the_step_ids(metrics: Metrics) -> None:

@@ -36,6 +36,9 @@ class Options:
     soft_cap: float | None
     windows: tuple[int | None, ...]
     """Of each kind of layer."""
+    num_still_pairs: int
+    """Of the dimensions of a head, that do not turn."""
+    rotation_scale: float
 
 
 class Numbers:
@@ -107,8 +110,14 @@ def expected_layer(
     hidden: Tensor,
     cache: Tensor,
     step: AttentionMetadata,
-    frequencies: Tensor,
+    kind: LayerKind,
 ) -> Tensor:
+    num_turned = 2 * len(kind.frequencies)
+
+    def turn(x: Tensor) -> Tensor:
+        turned = reference.rotate(x[..., :num_turned], step.positions, kind.frequencies)
+        return torch.cat((kind.rotation_scale * turned, x[..., num_turned:]), dim=-1)
+
     def product(x: Tensor, matrices: tuple[PackedMatrix, ...], bias: Tensor | None) -> Tensor:
         return reference.linear(x, torch.cat([matrix.unpack() for matrix in matrices]), bias)
 
@@ -121,11 +130,11 @@ def expected_layer(
     if layer.head_norms is not None:
         query = reference.rms_norm(query, layer.head_norms.query, shape.norm_eps)
         key = reference.rms_norm(key, layer.head_norms.key, shape.norm_eps)
-    query, key = (reference.rotate(x, step.positions, frequencies) for x in (query, key))
+    query, key = turn(query), turn(key)
     reference.write_kv(key, value, cache, step.slot_mapping)
     attended = reference.paged_attention(
         query, cache, step.query_lens, step.context_lens, step.block_tables, shape.attention_scale,
-        options.windows[layer.kind], options.soft_cap,
+        kind.sliding_window, options.soft_cap,
     )  # fmt: skip
     delta = product(attended.flatten(1), (layer.output,), layer.output_bias)
     hidden = hidden + post(delta, layer.post_attention_norm)
@@ -145,6 +154,8 @@ option_sets = st.builds(
     activation=st.sampled_from(Activation),
     soft_cap=st.sampled_from([None, 20.0]),
     windows=st.sampled_from([(None,), (3,), (None, 5)]),
+    num_still_pairs=st.integers(0, 1),
+    rotation_scale=st.sampled_from([1.0, 1.2]),
 )
 
 
@@ -177,15 +188,17 @@ def test_a_step_is_its_operations_in_order(
     numbers = Numbers(seed)
     num_layers = 3
     layers = tuple(make_operands(shape, options, numbers, kind=i % len(options.windows)) for i in range(num_layers))
-    kinds = tuple(LayerKind(0.1 * numbers(half_dim), window) for window in options.windows)
+    num_frequencies = half_dim - options.num_still_pairs
+    kinds = tuple(
+        LayerKind(0.1 * numbers(num_frequencies), window, options.rotation_scale) for window in options.windows
+    )
     embedding, final_norm = numbers(VOCAB_SIZE, hidden_size), numbers(hidden_size)
     step, num_blocks = make_step(tuple(q for q, _ in lens), tuple(c for _, c in lens), seed)
     token_ids = torch.randint(0, VOCAB_SIZE, step.positions.shape, generator=torch.Generator().manual_seed(seed))
     cache = numbers(*cache_shape(num_blocks, num_layers, BLOCK_SIZE, num_kv_heads, shape.head_dim))
     hidden, expected_cache = 3.0 * embedding[token_ids], cache.clone()
     for index, layer in enumerate(layers):
-        frequencies = kinds[layer.kind].frequencies
-        hidden = expected_layer(shape, options, layer, hidden, expected_cache[:, index], step, frequencies)
+        hidden = expected_layer(shape, options, layer, hidden, expected_cache[:, index], step, kinds[layer.kind])
 
     operands = DecoderOperands(layers, kinds, pack(embedding), final_norm, embedding_scale=3.0)
     out = NativeStack(library, shape, operands).forward(token_ids, cache, step)
@@ -369,6 +382,6 @@ def test_an_empty_step_is_nothing(library: NativeLibrary) -> None:
 
 def small_decoder(num_layers: int = 1) -> tuple[LayerShape, DecoderOperands]:
     shape, numbers = LayerShape(8, 12, 2, 1, 4, 1e-5, 0.5, torch.float32), Numbers(0)
-    options = Options(True, False, False, False, Activation.SILU, None, (None,))
+    options = Options(True, False, False, False, Activation.SILU, None, (None,), 0, 1.0)
     layers = tuple(make_operands(shape, options, numbers, kind=0) for _ in range(num_layers))
     return shape, DecoderOperands(layers, (LayerKind(torch.ones(2)),), pack(numbers(VOCAB_SIZE, 8)), numbers(8))

@@ -103,6 +103,18 @@ def test_tokens_of_a_large_vocabulary(library: NativeLibrary, used: tuple[str, .
     assert torch.equal(case.native(library), case.defined())
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.6, 3.0])
+def test_a_nucleus_keeps_what_ties_with_its_last_token(library: NativeLibrary, spread: float) -> None:
+    """Few different logits, and many of each: more at the threshold than are looked at one by one."""
+    generator = torch.Generator().manual_seed(4)
+    logits = (torch.randn(40, 5003, generator=generator) * spread).round()
+    top_p = torch.linspace(0.0, 1.0, 40, dtype=torch.float64)
+    uniform = torch.rand(40, dtype=torch.float64, generator=generator)
+    case = Draws(logits, torch.ones(40), uniform, None, top_p, None)
+    accepted = [case.defined(0.0, dp) for dp in (0.0, -MARGIN, MARGIN)]
+    assert (torch.stack(accepted) == case.native(library)).any(dim=0).all()
+
+
 def test_a_row_is_drawn_alike_wherever_it_lies(library: NativeLibrary) -> None:
     case = large_draws(rows=12, vocab_size=4999)
     together = case.native(library)
@@ -133,7 +145,7 @@ def test_the_ends_of_the_unit_interval_never_draw_a_masked_token(library: Native
 
 @given(
     rows=st.integers(0, 5),
-    vocab_size=st.integers(1, 300),
+    vocab_size=st.integers(1, 1500),
     padding=st.integers(0, 2),
     special=st.sampled_from([None, float("nan"), float("inf"), -float("inf")]),
     seed=st.integers(0, 2**31),

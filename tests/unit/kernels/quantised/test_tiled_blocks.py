@@ -101,30 +101,40 @@ def test_numbers_are_quantised_to_two_formats_only() -> None:
 def test_activations_are_rounded_as_defined(exponent: int, shift: float, seed: int) -> None:
     x = (randn(seed, 3, 96) + shift) * 2.0**exponent
     x[1, 32:64] = 0
-    codes, scales, zeros = reference.quantise_activations(x)
-    numbers = codes * scales.repeat_interleave(32, dim=1) + zeros.repeat_interleave(32, dim=1)
+    largest, codes, scales = reference.quantise_activations(x)
+    numbers = largest + codes * scales.repeat_interleave(32, dim=1)
     assert torch.equal(round_activations(x), numbers)
     assert torch.equal(codes, codes.round()) and codes.abs().max() <= 127
     assert not numbers[1, 32:64].any()
-    groups = x.view(3, 3, 32)
-    half_step = (groups.amax(-1) - groups.amin(-1)) / 254 / 2
-    bound = half_step * 1.001 + groups.abs().amax(-1) * 2**-22 + 2.0**-118
-    assert bool(((numbers.view(3, 3, 32) - groups).abs() <= bound[..., None]).all())
+    assert not codes[largest != 0].any()
+    assert torch.equal(largest[largest != 0], x[largest != 0])
+    groups = (x - largest).view(3, 3, 32)
+    bound = groups.abs().amax(-1) * (1.001 / 254) + 2.0**-118
+    assert bool(((numbers.view(3, 3, 32) - x.view(3, 3, 32)).abs() <= bound[..., None]).all())
 
 
-def test_one_number_that_stands_out_leaves_the_others_some_precision() -> None:
-    x = randn(1, 1, 32)
-    x[0, 5] = 500.0
-    assert (round_activations(x) - x).abs().max() <= (500 + 4) / 254 / 2
+def test_numbers_that_stand_out_cost_the_others_no_precision() -> None:
+    x = randn(1, 2, 64)
+    x[0, [5, 7, 40, 41, 42, 63]] = torch.tensor([500.0, -300.0, 20.0, 80.0, -90.0, 1000.0])
+    rounded = round_activations(x)
+    assert torch.equal(rounded[0, [5, 7, 40, 41, 42, 63]], x[0, [5, 7, 40, 41, 42, 63]])
+    assert (rounded - x).abs().max() <= 4 / 127 / 2
+
+
+def test_of_equal_numbers_the_first_stay_as_they_are() -> None:
+    x = torch.tensor([0.1, -3.0, 3.0] + [0.0] * 29 + [3.0] * 32)[None]
+    largest, _, _ = reference.quantise_activations(x)
+    assert largest.nonzero()[:, 1].tolist() == [1, 2, 32, 33, 34, 35]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_not_rounded_away(value: float) -> None:
-    x = randn(0, 2, 64)
+    x = randn(0, 3, 64)
     x[0, 40] = value
+    x[1, 33:] = value
     rounded = round_activations(x)
-    assert not rounded[0, 32:].isfinite().any()
-    assert rounded[0, :32].isfinite().all() and rounded[1].isfinite().all()
+    assert not rounded[0, 40].isfinite() and not rounded[1, 32:].isfinite().any()
+    assert rounded[0, :40].isfinite().all() and rounded[1, :32].isfinite().all() and rounded[2].isfinite().all()
 
 
 @block_types
