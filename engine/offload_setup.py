@@ -23,6 +23,7 @@ from offload.host_slabs import HostSlabs
 from offload.host_tier import HostTier
 from offload.link import Link
 from offload.link_config import LinkConfig
+from offload.live_cost import LiveCost
 from offload.model_shape import ModelShape
 from offload.plan import Infeasible, OffloadPlan
 from offload.plan_request import PlanRequest, ReferenceLoad
@@ -31,6 +32,7 @@ from offload.record import PerformanceRecord
 from offload.replan import replan
 from offload.residency import ResidencyOrder
 from offload.step_cost import Quantile
+from offload.step_load import StepLoad
 from offload.target import ClassTarget
 from offload.transfer import Direction
 from scheduler.config import SchedulerConfig
@@ -111,8 +113,9 @@ class OffloadSetup:
         assert self.placed is not None
         placed = self.placed
         return WeightOffload(
-            placed.weights, placed.arena, placed.link, placed.plan, self._replan, kv_cache.set_border, placed.host_tier
-        )
+            placed.weights, placed.arena, placed.link, placed.plan, self._replan, self._predict, kv_cache.set_border,
+            placed.host_tier,
+        )  # fmt: skip
 
     def _open_memory(self) -> tuple[Arena, HostTier]:
         """The device's first, so that the host's knows what is left where both are main memory."""
@@ -153,9 +156,15 @@ class OffloadSetup:
             raise EngineStartError(f"{found.reason} Ways out: {'; '.join(found.options)}")
         return found
 
-    def _replan(self, h2d_bytes_per_s: float) -> OffloadPlan:
+    def _predict(self, load: StepLoad, beside_copies: bool) -> float:
+        record = self._record
+        layer_s = record.layer_s if beside_copies else record.quiet_layer_s
+        assert self._shape is not None
+        return self._shape.num_layers * layer_s(load, Quantile.P50) + record.head_s(load.num_sequences, Quantile.P50)
+
+    def _replan(self, h2d_bytes_per_s: float, compute_factor: float) -> OffloadPlan:
         assert self._shape is not None and self._request is not None and self.placed is not None
-        cost = self._record.capped(h2d_bytes_per_s, h2d_bytes_per_s)
+        cost = LiveCost(self._record, h2d_bytes_per_s, compute_factor)
         return replan(self.placed.plan, self._shape, cost, self._targets, self._request)
 
     def _plan_request(self, model: ModelConfig, host_bytes: int | None) -> PlanRequest:

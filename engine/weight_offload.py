@@ -9,11 +9,13 @@ from collections.abc import Callable
 from engine.device_weights import DeviceWeights
 from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats
 from offload.arena import Arena
+from offload.compute_watch import ComputeWatch
 from offload.errors import OffloadError
 from offload.host_tier import HostTier
 from offload.link import DirectionStatus, Link, LinkStatus
 from offload.plan import ClassPlan, OffloadPlan
 from offload.residency_controller import ResidencyController, ResidencyNeed
+from offload.step_load import StepLoad
 from offload.transfer import Direction, TransferClass
 from scheduler.link import ClassFloor, LinkDirection, LinkSnapshot
 from scheduler.output import MemoryDemand, SchedulerOutput
@@ -27,8 +29,11 @@ IDLE_WAKEUP_S = 0.25
 REPLAN_SHARE = 0.1
 """By how much the bandwidth must differ from the plan's for another plan."""
 
-Replan = Callable[[float], OffloadPlan]
-"""The plan of the same placement at another bandwidth (5th percentile, bytes per second)."""
+Replan = Callable[[float, float], OffloadPlan]
+"""The plan of the same placement at another bandwidth (5th percentile, bytes per second), with times of computing that
+are the recorded ones times a factor."""
+PredictCompute = Callable[[StepLoad, bool], float]
+"""Seconds that the record says a step computes, beside copies or not, scheduling apart."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,13 +64,17 @@ class WeightOffload:
         link: Link,
         plan: OffloadPlan,
         replan: Replan,
+        predict: PredictCompute,
         set_border: Callable[[int], None],
         host_tier: HostTier | None = None,
+        watch: ComputeWatch | None = None,
     ) -> None:
         """
         Args:
-            replan: judges the classes at another bandwidth; memory stays as it is.
+            replan: judges the classes anew; memory stays as it is.
+            predict: what steps are compared with, so that a wrong record or a slower processor is noticed.
             set_border: told how many KV blocks exist from now on, between steps.
+            watch: decides when times of computing are news; None: by its defaults.
             host_tier: of the weights' copies on the host; None: nobody accounts for them.
         """
         self._set_border = set_border
@@ -75,11 +84,15 @@ class WeightOffload:
         self._link = link
         self._plan = plan
         self._replan = replan
+        self._predict = predict
+        self._watch = watch or ComputeWatch()
+        self._step_load: StepLoad | None = None
+        """Of the step under way."""
+        self._step_begin_s = 0.0
         self._planned_bytes_per_s = link.snapshot().h2d.p5_bytes_per_s
         self._controller = ResidencyController(plan)
         self._fence: int | None = None
         """The k to come down to once no block stands in its way."""
-        self._is_in_step = False
         self._last_step_bytes = 0
         self._totals = _Totals()
         set_border(weights.num_kv_blocks)
@@ -112,15 +125,17 @@ class WeightOffload:
         if not output.scheduled:
             return
         budget_s = self._plan.predicted_step_s if output.budget_s is None else output.budget_s
-        self._weights.begin_step(self._link.now_s() + budget_s)
-        self._is_in_step = True
+        self._step_load = _load_of(output)
+        self._step_begin_s = self._link.now_s()
+        self._weights.begin_step(self._step_begin_s + budget_s)
 
     def end(self) -> None:
         """As `OffloadManager` says."""
-        if not self._is_in_step:
+        load, self._step_load = self._step_load, None
+        if load is None:
             return
-        self._is_in_step = False
         transfers, totals = self._weights.end_step(), self._totals
+        self._follow_compute(load, self._link.now_s() - self._step_begin_s - transfers.exposed_s)
         totals.num_steps += 1
         totals.weight_bytes += transfers.num_bytes
         totals.num_loads += transfers.num_loads
@@ -187,17 +202,23 @@ class WeightOffload:
         bytes_per_s = self._link.snapshot().h2d.p5_bytes_per_s
         if abs(bytes_per_s / self._planned_bytes_per_s - 1.0) <= REPLAN_SHARE:
             return
+        planned, self._planned_bytes_per_s = self._planned_bytes_per_s, bytes_per_s
+        self._plan_anew(f"the link carries {bytes_per_s / 1e9:.3f} GB/s where {planned / 1e9:.3f} were planned with")
+
+    def _follow_compute(self, load: StepLoad, measured_s: float) -> None:
+        """Where steps do not compute as fast as the record says, likewise."""
+        before = self._watch.factor
+        if measured_s > 0.0 and self._watch.observe(self._predict(load, self._weights.step_bytes > 0), measured_s):
+            self._plan_anew(
+                f"steps compute {self._watch.factor:.2f} times as long as recorded, {before:.2f} were planned with"
+            )
+
+    def _plan_anew(self, reason: str) -> None:
         before = self._plan
-        self._plan = self._replan(bytes_per_s)
+        self._plan = self._replan(self._planned_bytes_per_s, self._watch.factor)
         self._controller.adopt(self._plan)
         self._totals.num_replans += 1
-        logger.warning(
-            "the link carries %.3f GB/s where %.3f were planned with: %s",
-            bytes_per_s / 1e9,
-            self._planned_bytes_per_s / 1e9,
-            _describe_change(before, self._plan),
-        )
-        self._planned_bytes_per_s = bytes_per_s
+        logger.warning("%s: %s", reason, _describe_change(before, self._plan))
 
     def _follow_need(self, demand: MemoryDemand, now_s: float) -> None:
         weights = self._weights
@@ -237,6 +258,11 @@ class WeightOffload:
             reason,
             self._weights.kv_blocks_at(streamed_layers),
         )
+
+
+def _load_of(output: SchedulerOutput) -> StepLoad:
+    contexts = sum(s.num_computed_tokens + s.num_tokens for s in output.scheduled)
+    return StepLoad(output.num_tokens, len(output.scheduled), contexts)
 
 
 def _direction(status: DirectionStatus) -> LinkDirection:

@@ -2,119 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.device_weights import DeviceWeights, StreamingNumbers
-from engine.kv_cache import KVCache, bytes_per_block
-from engine.model_config import ModelConfig
-from engine.models.weights_placement import WeightSizes
-from engine.weight_offload import WeightOffload
 from engine.weights import LoadedModel, load_model
 from kernels.native_library import NativeLibrary
-from offload.arena import Arena, aligned
 from offload.errors import OffloadError
-from offload.host_link import HostLink
-from offload.link import LinkStatus
-from offload.link_config import LinkConfig
-from offload.plan import ClassPlan, OffloadPlan
-from offload.residency import ResidencyOrder
 from tests.in_process_engine import InProcessEngine
-
-BLOCK_SIZE = 4
-NUM_LAYERS = 6
-NUM_SLOTS = 2
-MIN_STREAMED, MAX_STREAMED = 1, 6
-OPTIONS = {"block_size": BLOCK_SIZE, "max_num_batched_tokens": 24, "max_num_seqs": 6, "max_model_len": 96}
-
-
-class GaugedLink(HostLink):
-    """Says of its bandwidth what a test wants."""
-
-    bytes_per_s = 1e9
-
-    def snapshot(self) -> LinkStatus:
-        status = super().snapshot()
-        h2d = dataclasses.replace(status.h2d, p50_bytes_per_s=self.bytes_per_s, p5_bytes_per_s=self.bytes_per_s)
-        return dataclasses.replace(status, h2d=h2d)
-
-
-class Rig:
-    """A tiny model whose memory leaves room for about two short requests while few layers are streamed."""
-
-    def __init__(self, path: Path, library: NativeLibrary | None, interactive_limit: int = 3) -> None:
-        self._interactive_limit = interactive_limit
-        self.link = GaugedLink(LinkConfig(1e9, 1e9))
-        self.plan: OffloadPlan | None = None
-        self.weights: DeviceWeights | None = None
-        self.arena: Arena | None = None
-        self.replanned_bytes_per_s: list[float] = []
-        self.model = load_model(str(path), "float32", lambda _: None, library=library, place=self._place)
-
-    def _place(self, config: ModelConfig, sizes: WeightSizes) -> DeviceWeights:
-        unit = sizes.layer_bytes[0]
-        block_bytes = bytes_per_block(config, torch.float32, BLOCK_SIZE)
-        resident = (NUM_LAYERS - MIN_STREAMED) * aligned(unit)
-        capacity = aligned(sizes.fixed_bytes) + resident + NUM_SLOTS * aligned(unit) + 26 * block_bytes
-        numbers = StreamingNumbers(
-            ResidencyOrder.spread(NUM_LAYERS), sizes.layer_bytes, MIN_STREAMED, MIN_STREAMED, MAX_STREAMED, NUM_SLOTS
-        )
-        self.arena = Arena(capacity)
-        self.weights = DeviceWeights(sizes, self.arena, self.link, numbers, block_bytes)
-        blocks = tuple(self.weights.kv_blocks_at(k) for k in range(MIN_STREAMED, MAX_STREAMED + 1))
-        self.plan = make_plan(numbers, blocks, block_bytes, self._interactive_limit)
-        return self.weights
-
-    def engine(self) -> InProcessEngine:
-        assert self.weights is not None
-        return InProcessEngine(
-            self.model, num_blocks=self.weights.max_kv_blocks, kv_memory=self.weights.kv_memory,
-            make_offload=self.manager, **OPTIONS,
-        )  # fmt: skip
-
-    def manager(self, kv_cache: KVCache) -> WeightOffload:
-        assert self.weights is not None
-        assert self.arena is not None
-        assert self.plan is not None
-        self.offload = WeightOffload(self.weights, self.arena, self.link, self.plan, self._replan, kv_cache.set_border)
-        return self.offload
-
-    def _replan(self, bytes_per_s: float) -> OffloadPlan:
-        self.replanned_bytes_per_s.append(bytes_per_s)
-        assert self.plan is not None
-        return self.plan
-
-
-def make_plan(
-    numbers: StreamingNumbers, blocks: tuple[int, ...], block_bytes: int, interactive_limit: int
-) -> OffloadPlan:
-    classes = tuple(
-        ClassPlan(name, limit is not None, False, limit, 0.1, 0.01, 0.1, 0.01, "")
-        for name, limit in (("realtime", None), ("interactive", interactive_limit), ("standard", 6), ("batch", 6))
-    )
-    values = {f.name: 0 for f in dataclasses.fields(OffloadPlan)}
-    return OffloadPlan(**values | {
-        "strategy": "interval", "streamed_layers": numbers.num_streamed, "streamed_unit": "layer",
-        "unit_bytes": numbers.unit_bytes, "layer_order": numbers.order.layers, "min_streamed_layers": MIN_STREAMED,
-        "max_streamed_layers": MAX_STREAMED, "num_slots": numbers.num_slots, "predicted_step_s": 0.01,
-        "classes": classes, "ledger": {}, "block_bytes": block_bytes, "kv_blocks_by_k": blocks,
-    })  # type: ignore[arg-type]  # fmt: skip
-
-
-@contextlib.contextmanager
-def opened(path: Path, library: NativeLibrary | None, **options: int) -> Iterator[Rig]:
-    rig = Rig(path, library, **options)
-    try:
-        yield rig
-    finally:
-        rig.link.close()
+from tests.offload_rig import MIN_STREAMED, NUM_LAYERS, NUM_SLOTS, OPTIONS, opened
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +140,19 @@ def test_a_link_that_changes_is_planned_for_anew_and_small_changes_are_not(
             assert engine.stats.offload is not None
             assert engine.stats.offload.num_replans == num_replans
         assert rig.replanned_bytes_per_s == [0.5e9, 1e9]
+
+
+def test_steps_that_compute_longer_than_recorded_are_planned_for_anew(
+    deep_model_path: Path, native_library: NativeLibrary
+) -> None:
+    """As with a slow layer, a lowered clock, or a record of another machine."""
+    with opened(deep_model_path, native_library) as rig:
+        rig.num_watched_steps, rig.predicted_s = 8, 1e-7
+        engine = rig.engine()
+        run_load(engine, 2)
+        engine.run()
+        assert engine.stats is not None
+        assert engine.stats.offload is not None
+        assert 1 <= engine.stats.offload.num_replans == len(rig.compute_factors)
+        assert min(rig.compute_factors) > 2.0, "no step takes a tenth of a microsecond"
+        assert set(rig.replanned_bytes_per_s) == {1e9}, "the link is as it was"
