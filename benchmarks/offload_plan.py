@@ -234,7 +234,15 @@ def _serve(
             weights.kv_memory,
         )  # fmt: skip
         cache: KVCache = runner.kv_cache
-        manager = WeightOffload(weights, placed.arena, link, found, lambda _: found, cache.set_border)
+        manager = WeightOffload(
+            weights,
+            placed.arena,
+            link,
+            found,
+            lambda _bytes_per_s, _compute_factor: found,
+            lambda load, is_copying: cost.compute_times(load, is_streaming=is_copying).total_s,
+            cache.set_border,
+        )
         core = EngineCore(
             Scheduler(config, classes, weights.max_kv_blocks, 256), runner, MonotonicClock(), block_size=BLOCK_SIZE,
             eos_token_ids=frozenset(), offload=manager,

@@ -50,8 +50,10 @@ from offload.residency import ResidencyOrder, interval_layout
 LINK_BOUND_SHARE = 0.05
 """Of the step that layers are predicted to wait: from here on the link decides."""
 TOLERANCE = 0.05
+MAX_SUBJECTS = 4
+"""Beside one baseline: a repetition is to be short."""
 QUICK_K = {"decode": (3, 10, 30), "prefill": (8, 15, 30)}
-QUICK_INTERVALS = {"decode": (3, 10), "prefill": (2, 3)}
+QUICK_INTERVALS = {"decode": (3, 10), "prefill": (2,)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,26 +123,30 @@ class PhaseRun:
                     min_streamed=min(point.k for point in group) if group[0].interval else 0,
                     max_streamed=max(point.k for point in group),
                 )  # fmt: skip
-                for point in group:
-                    yield self._row(placed, point)
+                for start in range(0, len(group), MAX_SUBJECTS):
+                    yield from self._rows(placed, group[start : start + MAX_SUBJECTS])
         finally:
             link.close()
 
-    def _row(self, placed: PlacedModel, point: Point) -> Row:
-        subject = placed.burst(self._phase.shape, point.k)
-        repetitions = [
-            measure_repetition(self._baseline, [subject], self._plan)[0] for _ in range(self._plan.num_repetitions)
-        ]
-        result = PairedResult(tuple(repetitions))
-        prediction = predict(self._cost, self._phase.shape.load, point.placement, point.k, result.baseline_s)
-        return Row(self._phase, point, prediction, result)
+    def _rows(self, placed: PlacedModel, points: Sequence[Point]) -> Iterator[Row]:
+        """Beside the same bursts of the baseline."""
+        subjects = [placed.burst(self._phase.shape, point.k) for point in points]
+        taken = [measure_repetition(self._baseline, subjects, self._plan) for _ in range(self._plan.num_repetitions)]
+        for point, repetitions in zip(points, zip(*taken, strict=True), strict=True):
+            result = PairedResult(tuple(repetitions))
+            load = self._phase.shape.load
+            prediction = predict(self._cost, load, point.placement, point.k, result.baseline_s)
+            yield Row(self._phase, point, prediction, result)
 
 
 def make_points(base: BaseModel, phase: Phase, slots: Sequence[int], is_quick: bool, step_k: int) -> list[Point]:
-    """Every k (or every `step_k`-th and the last), and every interval of more than `slots` layers."""
+    """Every k and every interval; or every `step_k`-th k and the last, and the smallest interval of each k."""
     num_layers = base.num_layers
     ks = [*range(1, num_layers + 1, step_k), num_layers]
     intervals: Sequence[int] = range(1, num_layers + 1)
+    if step_k > 1:
+        by_k = {num_layers // interval: interval for interval in reversed(intervals)}
+        intervals = list(by_k.values())
     if is_quick:
         ks = [min(k, num_layers) for k in QUICK_K[phase.name]]
         intervals = QUICK_INTERVALS[phase.name]
@@ -221,7 +227,9 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--phases", default="decode,prefill")
     parser.add_argument("--slots", default="1,2")
-    parser.add_argument("--step-k", type=int, default=1, help="every that many numbers of streamed layers")
+    parser.add_argument(
+        "--step-k", type=int, default=1, help="every that many numbers of streamed layers; above 1, fewer intervals"
+    )
     arguments = parser.parse_args()
     plan = pair_plan(arguments)
     base = BaseModel(arguments.model, arguments.dtype)

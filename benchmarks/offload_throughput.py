@@ -8,7 +8,7 @@ sequences; the link has ratio 13.8 there). Each strategy gets the placement and 
 of those open to it: `interval` any, `static_group` any group by sweep, `static_fraction` what it believes (see
 `offload_strategies`). The last table is a run whose target (a tight class comes and goes) or link (half its bandwidth,
 and back) changes: static choices must meet every part of it and keep their k; ours changes k at step boundaries, and
-copies layers back over the same link.
+copies layers back over the same link. Worst part: the largest median step over its part's target.
 """
 
 from __future__ import annotations
@@ -129,13 +129,24 @@ class Tally:
     """Of a run over changing parts."""
 
     num_tokens: int = 0
-    num_steps: int = 0
-    num_met: int = 0
     wall_s: float = 0.0
+    over_target: list[list[float]] = dataclasses.field(default_factory=list)
+    """Of each part, its steps' times over its target."""
 
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s
+
+    @property
+    def worst_part(self) -> float:
+        """The largest median over its target: at most 1 where every part is met at p50."""
+        return max(median(part) for part in self.over_target)
+
+    @property
+    def share_met(self) -> float:
+        """Of steps within their target, those of transitions too."""
+        met = [value <= 1.0 for part in self.over_target for value in part]
+        return sum(met) / len(met)
 
 
 class ChangingRun:
@@ -169,14 +180,14 @@ class ChangingRun:
             placed.settle(self._choices[0].k)
         for part, choice in zip(self._parts, self._choices, strict=True):
             self._link.set_cap(Direction.H2D, self._cap.cost.link_bytes_s * part.link_factor)
+            tally.over_target.append([])
             started_s = time.perf_counter()
             while time.perf_counter() - started_s < part_s:
                 step_started_s = time.perf_counter()
                 batch = self._step(choice)
                 step_s = time.perf_counter() - step_started_s
                 tally.num_tokens += batch
-                tally.num_steps += 1
-                tally.num_met += step_s <= part.target_s
+                tally.over_target[-1].append(step_s / part.target_s)
             tally.wall_s += time.perf_counter() - started_s
         self._link.set_cap(Direction.H2D, self._cap.cost.link_bytes_s)
         if placed is not None:
@@ -245,7 +256,7 @@ def measure_changing(
         if (choices := best_static(cap, belief, parts)) is not None
     ]
     ours = best_moving(cap, parts)
-    text = f"{GOAL:g}x the best static choice while the {name} changes"
+    text = f"{GOAL:g}x the best static choice while the {name} changes, every part met at p50"
     if ours is None or not statics:
         return Criterion(f"A6 {name}", text, False, "no choice meets every part.")
     label, static = max(((belief.label, choices) for belief, choices in statics), key=lambda each: _total_rate(each[1]))
@@ -258,19 +269,23 @@ def measure_changing(
     foreign = read_processor_times().foreign_share(before)
     for key, choices in ((label, static), (BELIEFS[-1].label, ours)):
         taken = tallies[key]
-        met = sum(tally.num_met for tally in taken) / sum(tally.num_steps for tally in taken)
         print(
             f"{name:8} {key:22} k {','.join(str(choice.k) for choice in choices):12} batch "
             f"{','.join(str(choice.batch) for choice in choices):16} "
-            f"{median([tally.tokens_per_s for tally in taken]):9.1f} {met:7.0%}",
+            f"{median([tally.tokens_per_s for tally in taken]):9.1f} "
+            f"{median([tally.share_met for tally in taken]):7.0%} {median([tally.worst_part for tally in taken]):11.2f}",
             flush=True,
         )
     pairs = zip(tallies[BELIEFS[-1].label], tallies[label], strict=True)
     ratio = median([mine.tokens_per_s / his.tokens_per_s for mine, his in pairs])
     predicted = _total_rate(ours) / _total_rate(static)
     reasons = () if foreign <= MAX_FOREIGN_SHARE else (f"other processes took {foreign:.0%} of the wall time",)
-    detail = f"{ratio:.2f}x '{label}' (predicted without transitions {predicted:.2f}x)."
-    return Criterion(f"A6 {name}", text, ratio >= GOAL, detail, reasons)
+    worst = median([tally.worst_part for tally in tallies[BELIEFS[-1].label]])
+    detail = (
+        f"{ratio:.2f}x '{label}' (predicted without transitions {predicted:.2f}x), the median step of ours at most "
+        f"{worst:.2f} of its target in every part."
+    )
+    return Criterion(f"A6 {name}", text, ratio >= GOAL and worst <= 1.0, detail, reasons)
 
 
 def judge_steady(rows: Sequence[Row], is_quick: bool) -> list[Criterion]:
@@ -341,7 +356,9 @@ def main() -> None:
     rows = measure_steady(cap, link, quiet_s, factors, pairs)
     criteria = judge_steady(rows, pairs.is_quick)
     part_s = arguments.part_s or (1.0 if arguments.quick else 2.0)
-    print(f"\n{'changes':8} {'strategy':22} {'streamed layers':14} {'batch by part':22} {'tokens/s':>9} {'within':>7}")
+    print(
+        f"\n{'changes':8} {'strategy':22} {'streamed layers':14} {'batch by part':22} {'tokens/s':>9} {'within':>7} {'worst part':>11}"
+    )
     mix = [Part(3.0 * quiet_s), Part(1.25 * quiet_s)] * 2
     drop = [Part(2.0 * quiet_s), Part(2.0 * quiet_s, 0.5)] * 2
     for name, parts in (("mix", mix), ("link", drop)):
