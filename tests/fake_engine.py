@@ -12,14 +12,20 @@ from engine.offload_manager import NoOffload
 from engine.process import serve
 from engine.process_config import ProcessConfig
 from engine.runner_factory import BuiltRunner, ReportProgress
+from offload.errors import OffloadError
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeRunner
 
 
 class _Offload(NoOffload):
-    """Says when it is closed."""
+    """Says when it is closed, and may find that the warm-up moved nothing."""
 
-    def __init__(self, closed_file: Path | None) -> None:
+    def __init__(self, closed_file: Path | None, moves_nothing: bool) -> None:
         self._closed_file = closed_file
+        self._moves_nothing = moves_nothing
+
+    def verify(self) -> None:
+        if self._moves_nothing:
+            raise OffloadError("a step with 3 streamed layers moved 0 bytes, the plan has 300")
 
     def close(self) -> None:
         if self._closed_file is not None:
@@ -34,6 +40,7 @@ def main() -> int:
     parser.add_argument("--load-failure", help="loading raises this")
     parser.add_argument("--exit-status", type=int, help="leave before anything is said")
     parser.add_argument("--closed-file", type=Path, help="gets a line each time that what is offloaded is closed")
+    parser.add_argument("--moves-nothing", action="store_true", help="the warm-up finds no bytes moved")
     options = parser.parse_args()
     if options.exit_status is not None:
         sys.stderr.write("a last word on standard error\n")
@@ -66,7 +73,7 @@ def main() -> int:
             weights_bytes=0,
             kv_cache_bytes=0,
             threads=1,
-            offload=_Offload(options.closed_file),
+            offload=_Offload(options.closed_file, options.moves_nothing),
         )
 
     return serve(config, make_runner)

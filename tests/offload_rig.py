@@ -133,8 +133,9 @@ def make_plan(
     values = {f.name: 0 for f in dataclasses.fields(OffloadPlan)}
     return OffloadPlan(**values | {
         "strategy": "interval", "streamed_layers": numbers.num_streamed, "streamed_unit": "layer",
-        "unit_bytes": numbers.unit_bytes, "layer_order": numbers.order.layers, "min_streamed_layers": numbers.min_streamed,
-        "max_streamed_layers": MAX_STREAMED, "num_slots": numbers.num_slots, "predicted_step_s": 0.01,
+        "unit_bytes": numbers.unit_bytes, "layer_order": numbers.order.layers,
+        "min_streamed_layers": numbers.min_streamed, "max_streamed_layers": MAX_STREAMED,
+        "num_slots": numbers.num_slots, "predicted_step_s": 0.01,
         "classes": classes, "ledger": {}, "block_bytes": block_bytes, "kv_blocks_by_k": blocks,
     })  # type: ignore[arg-type]  # fmt: skip
 

@@ -334,6 +334,19 @@ def test_the_link_and_host_memory_are_closed_however_service_ends(tmp_path: Path
     assert closed_file.read_text().splitlines()[0] == "closed"
 
 
+def test_a_start_that_moves_nothing_says_so(tmp_path: Path) -> None:
+    """An option that is accepted and does nothing would be found out by the first user."""
+
+    async def run() -> None:
+        with pytest.raises(EngineStartError) as caught:
+            supervisor = _supervisor("--moves-nothing", "--closed-file", str(tmp_path / "closed"))
+            await asyncio.wait_for(supervisor.start(), DEADLINE_S)
+        assert str(caught.value) == "a step with 3 streamed layers moved 0 bytes, the plan has 300"
+        assert (tmp_path / "closed").read_text() == "closed\n", "memory of the host is given back"
+
+    asyncio.run(run())
+
+
 def test_stop_ends_open_streams() -> None:
     async def run() -> None:
         supervisor = _supervisor("--step-s", "0.005")
