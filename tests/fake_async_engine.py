@@ -38,6 +38,7 @@ class Script:
     output: Output
     granted: str | None = None
     """None: the class asked for."""
+    is_best_effort: bool = False
     num_cached_tokens: int = 0
     refuses: RefusalReason | None = None
     retry_after_s: float | None = None
@@ -149,6 +150,7 @@ class FakeEngine:
             num_cached_tokens=script.num_cached_tokens,
             ttft_target_s=group.slo.ttft_s or 3.0,
             tpot_target_s=group.slo.tpot_s or 0.08,
+            is_best_effort=script.is_best_effort,
         )
 
     async def _generate(self, group: AddGroup, script: Script) -> None:

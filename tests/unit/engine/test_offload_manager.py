@@ -1,0 +1,125 @@
+"""What the step loop asks of streamed weights: nothing where there are none, a verdict where a class is closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core import EngineCore
+from engine.messages import AddGroup, SLORequest, StepOutputs
+from engine.offload_manager import NoOffload
+from engine.sampling_params import SamplingParams
+from scheduler.config import SchedulerConfig
+from scheduler.link import NO_LINK, ClassFloor, LinkSnapshot
+from scheduler.output import SchedulerOutput
+from scheduler.scheduler import Scheduler
+from scheduler.slo import SLOClasses
+from tests.fakes import CRASH_TOKEN_ID, EOS_TOKEN_ID, FakeRunner, HandClock
+
+NUM_BLOCKS = 16
+PROMPT = tuple(range(20, 33))
+CLOSED = ClassFloor("interactive", is_open=False, ttft_s=2.0, tpot_s=0.084)
+LATE = ClassFloor("standard", is_best_effort=True, ttft_s=2.0, tpot_s=0.084)
+
+
+class ScriptedOffload(NoOffload):
+    """Says what a test wants, and writes down what it is told."""
+
+    def __init__(self, *snapshots: LinkSnapshot) -> None:
+        self._snapshots = list(snapshots)
+        self.calls: list[str] = []
+
+    def snapshot(self) -> LinkSnapshot:
+        return self._snapshots.pop(0) if len(self._snapshots) > 1 else self._snapshots[0]
+
+    def begin(self, output: SchedulerOutput, now_s: float) -> None:
+        self.calls.append("begin")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def make_core(offload: NoOffload) -> EngineCore:
+    config = SchedulerConfig(block_size=4, max_num_batched_tokens=32, max_num_seqs=4)
+    runner = FakeRunner(NUM_BLOCKS, config.block_size, config.max_num_seqs)
+    scheduler = Scheduler(config, SLOClasses(), NUM_BLOCKS, 64)
+    return EngineCore(
+        scheduler, runner, HandClock(tick_s=1e-3), block_size=4, eos_token_ids=frozenset({EOS_TOKEN_ID}),
+        offload=offload,
+    )  # fmt: skip
+
+
+def ask(slo_class: str, may_degrade: bool = False, prompt: tuple[int, ...] = PROMPT) -> AddGroup:
+    return AddGroup(
+        group_id=f"{slo_class} {may_degrade}",
+        prompts=(prompt,),
+        n=1,
+        sampling=SamplingParams(max_tokens=3),
+        slo=SLORequest(requested=slo_class, granted=slo_class, may_degrade=may_degrade),
+        arrival_s=1000.0,
+    )
+
+
+def turn(core: EngineCore, *groups: AddGroup) -> StepOutputs:
+    outputs = core.turn(groups)
+    core.check()
+    return outputs
+
+
+def test_without_streaming_nothing_is_known_and_nothing_waits() -> None:
+    manager = NoOffload()
+    assert manager.snapshot() is NO_LINK
+    assert manager.wakeup_s() is None
+    assert manager.stats() is None
+    manager.verify()
+    manager.close()
+    core = make_core(manager)
+    outputs = turn(core, ask("realtime"))
+    assert outputs.stats.offload is None
+    assert outputs.stats.num_blocks == NUM_BLOCKS
+    assert not outputs.admitted[0].is_best_effort
+
+
+@pytest.mark.parametrize("consents", [True, False])
+def test_a_closed_class_is_refused_by_the_engine_or_degraded_by_consent(consents: bool) -> None:
+    core = make_core(ScriptedOffload(LinkSnapshot(classes=(CLOSED, LATE))))
+    outputs = turn(core, ask("interactive", consents))
+    if consents:
+        (admitted,) = outputs.admitted
+        assert (admitted.granted, admitted.is_best_effort) == ("standard", True)
+        assert not outputs.refused
+        return
+    (refused,) = outputs.refused
+    assert (refused.reason, refused.retry_after_s) == ("slo_infeasible", None)
+    assert "84 ms per output token" in refused.message
+    assert core.num_live_choices == 0
+
+
+def test_what_runs_when_its_class_closes_runs_on() -> None:
+    """Its promise was given; only what comes later is refused."""
+    open_, closed = LinkSnapshot(), LinkSnapshot(classes=(CLOSED,))
+    core = make_core(ScriptedOffload(open_, closed))
+    assert [admitted.granted for admitted in turn(core, ask("interactive")).admitted] == ["interactive"]
+    assert [refused.reason for refused in turn(core, ask("interactive", True)).refused] == []
+    finished = [delta.finish_reason for _ in range(6) for delta in turn(core).deltas if delta.finish_reason]
+    assert finished == ["length", "length"]
+
+
+def test_blocks_beyond_the_border_go_to_nobody() -> None:
+    """13 tokens are 4 blocks of 4; of 16 blocks 5 may be handed out."""
+    core = make_core(ScriptedOffload(LinkSnapshot(num_blocks=5)))
+    outputs = turn(core, ask("standard"), ask("batch"))
+    assert [admitted.group_id for admitted in outputs.admitted] == ["standard False"]
+    assert outputs.stats.num_blocks == 5
+
+
+@pytest.mark.parametrize("token", [PROMPT[0], CRASH_TOKEN_ID])
+def test_every_step_that_begins_ends_whatever_becomes_of_it(token: int) -> None:
+    offload = ScriptedOffload(NO_LINK)
+    core = make_core(offload)
+    turn(core, ask("standard", prompt=(token, *PROMPT)))
+    assert offload.calls == ["begin", "end"]
+    while core.num_live_choices:
+        turn(core)
+    assert offload.calls[-1] == "end"
+    turn(core)
+    assert offload.calls[-2:] == ["end", "begin"], "nothing computes: memory may move, no step is under way"
