@@ -43,6 +43,7 @@ from engine.core import EngineCore
 from engine.kv_cache import KVCache
 from engine.messages import AddGroup, SLORequest, StepOutputs
 from engine.model_runner import ModelRunner
+from engine.profile_grid import StepShape
 from engine.sampling_params import SamplingParams
 from engine.weight_offload import WeightOffload
 from offload.placement import Placement
@@ -60,6 +61,8 @@ from scheduler.slo import DEFAULT_CLASSES, SLOClasses
 ASSERTED_FACTOR = 1.03
 MANY_BYTES = 2**36
 """Device memory where it shall not be what limits."""
+PROMPT = StepShape(num_sequences=1, tokens_each=32, context_each=32)
+"""Of the requests of A9."""
 FORCED_LAYERS = 12
 """Of the model of A9."""
 
@@ -171,6 +174,8 @@ def judge_rows(phase: Phase, rows: Sequence[Row], is_quick: bool) -> list[Criter
     next_text = f"{len(asserted) - len(kept)} of {len(asserted)} asserted" + (
         f", not: {', '.join(kept)}" if kept else ""
     )
+    if not asserted:
+        next_text = f"nothing to assert: no k + 1 is predicted beyond {ASSERTED_FACTOR} times its target"
     return [
         judge(
             f"A3 {phase.name}", "the plan's k meets its target at p50", not missed and bool(rows), met_text + ".",
@@ -259,7 +264,7 @@ def _serve(
 
 def _group(group_id: str, class_name: str) -> AddGroup:
     return AddGroup(
-        group_id=group_id, prompts=(tuple(range(1, 33)),), n=1,
+        group_id=group_id, prompts=(tuple(range(1, PROMPT.tokens_each + 1)),), n=1,
         sampling=SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True),
         slo=SLORequest(requested=class_name, granted=class_name), arrival_s=MonotonicClock().now_s(),
     )  # fmt: skip
@@ -289,9 +294,10 @@ def main() -> None:
             f"{cap / 1e9:.2f} GB/s (ratio {phase.ratio}). Times over the resident step's:\n{HEADER}"
         )
         criteria += judge_rows(phase, measure_targets(base, phase, cost, factors, pairs), pairs.is_quick)
-    times = measure_shapes(base, [dataclasses.replace(PHASES["decode"].shape, num_sequences=1)])
+    alone = dataclasses.replace(PHASES["decode"].shape, num_sequences=1)
+    times = measure_shapes(base, [alone, PROMPT])
     cap = cap_for_ratio(base.shape.mean_layer_bytes, times[0].forward_s / base.num_layers, PHASES["decode"].ratio)
-    criteria.append(refuse_infeasible(base, measure_cost(base, times, cap, times[0].shape)))
+    criteria.append(refuse_infeasible(base, measure_cost(base, times, cap, alone)))
     print()
     for criterion in criteria:
         print(criterion.line())

@@ -225,7 +225,8 @@ def judge_bytes(phase: Phase, rows: Sequence[Row], is_quick: bool) -> list[Crite
         results = [row.result for row in both]
         criteria.append(
             judge(
-                f"A5 {phase.name}", f"frees as much device memory as '{belief.label}', but for the margin of 3 %, where both meet the target",
+                f"A5 {phase.name}",
+                f"frees as much device memory as '{belief.label}' (margin of 3 %) where both meet the target",
                 holds, detail + ".", results, is_quick=is_quick,
             )
         )  # fmt: skip

@@ -8,7 +8,8 @@ sequences; the link has ratio 13.8 there). Each strategy gets the placement and 
 of those open to it: `interval` any, `static_group` any group by sweep, `static_fraction` what it believes (see
 `offload_strategies`). The last table is a run whose target (a tight class comes and goes) or link (half its bandwidth,
 and back) changes: static choices must meet every part of it and keep their k; ours changes k at step boundaries, and
-copies layers back over the same link. Worst part: the largest median step over its part's target.
+copies layers back over the same link; of a new link it is told at once. Worst part: the largest
+median step over its part's target.
 """
 
 from __future__ import annotations
@@ -273,7 +274,8 @@ def measure_changing(
             f"{name:8} {key:22} k {','.join(str(choice.k) for choice in choices):12} batch "
             f"{','.join(str(choice.batch) for choice in choices):16} "
             f"{median([tally.tokens_per_s for tally in taken]):9.1f} "
-            f"{median([tally.share_met for tally in taken]):7.0%} {median([tally.worst_part for tally in taken]):11.2f}",
+            f"{median([tally.share_met for tally in taken]):7.0%} "
+            f"{median([tally.worst_part for tally in taken]):11.2f}",
             flush=True,
         )
     pairs = zip(tallies[BELIEFS[-1].label], tallies[label], strict=True)
@@ -357,7 +359,8 @@ def main() -> None:
     criteria = judge_steady(rows, pairs.is_quick)
     part_s = arguments.part_s or (1.0 if arguments.quick else 2.0)
     print(
-        f"\n{'changes':8} {'strategy':22} {'streamed layers':14} {'batch by part':22} {'tokens/s':>9} {'within':>7} {'worst part':>11}"
+        f"\n{'changes':8} {'strategy':22} {'streamed layers':14} {'batch by part':22} {'tokens/s':>9} {'within':>7} "
+        f"{'worst part':>11}"
     )
     mix = [Part(3.0 * quiet_s), Part(1.25 * quiet_s)] * 2
     drop = [Part(2.0 * quiet_s), Part(2.0 * quiet_s, 0.5)] * 2
