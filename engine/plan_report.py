@@ -103,9 +103,13 @@ def _heading(subject: PlanSubject) -> tuple[str, ...]:
         f"tokens and a prompt of {load.prompt_tokens:,}; {request.quantile.value} of times; "
         f"{request.kv_link_share:.0%} of the link kept for KV; predictions within {request.target_margin:g} x target",
         f"A layer takes {seconds(layer_s)} to compute when decoding, {seconds(chunk_s)} for {chunk:,} prompt tokens, "
-        f"{seconds(copy_s)} to copy: one layer in {hidden_interval(layer_s, copy_s)} streams without a trace when "
-        f"decoding, one in {hidden_interval(chunk_s, copy_s)} in prefill.",
+        f"{seconds(copy_s)} to copy: {_share(hidden_interval(layer_s, copy_s))} streams without a trace when "
+        f"decoding, {_share(hidden_interval(chunk_s, copy_s))} in prefill.",
     )
+
+
+def _share(interval: int) -> str:
+    return "every layer" if interval == 1 else f"one layer in {interval}"
 
 
 def _verdict(shape: ModelShape, plan: OffloadPlan) -> str:
@@ -138,23 +142,16 @@ def _shortfalls(subject: PlanSubject, plan: OffloadPlan) -> Iterator[str]:
 
 
 def _class_table(subject: PlanSubject, plan: OffloadPlan) -> ReportTable:
+    """Two rows a class, so that a terminal of 80 columns holds them."""
     prompt = subject.request.load.prompt_tokens
-    rows = tuple(
-        (
-            c.name,
-            _state(c),
-            seconds(target.tpot_s),
-            seconds(c.predicted_tpot_s),
-            seconds(c.floor_tpot_s),
-            seconds(target.ttft_s(prompt)),
-            seconds(c.predicted_ttft_s),
-            seconds(c.floor_ttft_s),
-            *_at_most(plan, c, subject.request.block_size),
-        )
-        for c, target in zip(plan.classes, subject.targets, strict=True)
-    )
-    columns = ("class", "state", "TPOT target", "at start", "floor", "TTFT target", "at start", "floor")
-    return ReportTable("Latency classes", (*columns, "streamed at most", "KV tokens"), rows)
+    rows: list[tuple[str, ...]] = []
+    for c, target in zip(plan.classes, subject.targets, strict=True):
+        tpot = (target.tpot_s, c.predicted_tpot_s, c.floor_tpot_s)
+        ttft = (target.ttft_s(prompt), c.predicted_ttft_s, c.floor_ttft_s)
+        rows.append((c.name, _state(c), "TPOT", *map(seconds, tpot), *_at_most(plan, c, subject.request.block_size)))
+        rows.append(("", "", "TTFT", *map(seconds, ttft), "", ""))
+    columns = ("class", "state", "", "target", "at start", "floor", "streamed at most", "KV tokens")
+    return ReportTable("Latency classes", columns, tuple(rows))
 
 
 def _state(c: ClassPlan) -> str:
@@ -163,7 +160,7 @@ def _state(c: ClassPlan) -> str:
 
 def _at_most(plan: OffloadPlan, c: ClassPlan, block_size: int) -> tuple[str, str]:
     if c.max_streamed_layers is None:
-        return (f"< {plan.min_streamed_layers}" if plan.min_streamed_layers else "not even 0"), "-"
+        return f"< {plan.min_streamed_layers}", "-"
     return str(c.max_streamed_layers), f"{plan.kv_blocks_at(c.max_streamed_layers) * block_size:,}"
 
 

@@ -105,7 +105,10 @@ def plan_for_this_machine(
     if config.device_memory_bytes is None:
         request = dataclasses.replace(request, device_bytes=all_resident + request.workspace_bytes)
     request = dataclasses.replace(request, restart_s=record.restart_s)
-    machine = f"this machine, by its record: {record.fingerprint.device}, {record.fingerprint.num_threads} threads"
+    threads = record.fingerprint.num_threads
+    machine = (
+        f"this machine, by its record: {record.fingerprint.device}, {threads} {'thread' if threads == 1 else 'threads'}"
+    )
     return report_plan(model, cost, machine, request, classes)
 
 
@@ -172,9 +175,21 @@ def _find_record(engine: EngineConfig, name: str) -> tuple[PerformanceRecord, bo
         return read_record(path, fingerprint), library is not None
     except FileNotFoundError:
         raise PlanError(
-            f"there is no record of {name} on this machine: run `headrace profile` with the same options, or add "
-            "--gpu ID to plan for an accelerator of the built-in table"
+            f"there is no record of {name} on this machine with these options: run "
+            f"`headrace profile MODEL{_profile_options(engine)}` with this MODEL (about 25 s), or add --gpu ID to plan "
+            "for an accelerator of the built-in table"
         ) from None
+
+
+def _profile_options(engine: EngineConfig) -> str:
+    """Those that a record holds for, as far as they differ from the defaults."""
+    default = EngineConfig(model_path="")
+    named = [
+        f" --{name} {getattr(engine, name)}"
+        for name in ("dtype", "quantize", "threads", "kernels")
+        if getattr(engine, name) != getattr(default, name)
+    ]
+    return "".join(named) + (" --batch-invariant" if engine.batch_invariant else "")
 
 
 def _caps(config: PlanConfig, model: PlannedModel, record: PerformanceRecord) -> tuple[float | None, float | None]:

@@ -22,6 +22,7 @@ from offload.fingerprint import Fingerprint, digest_model, identify_processor
 from offload.record_check import ImplausibleRecordError, check_measurements
 from offload.record_file import (
     RecordFileError,
+    RecordMismatchError,
     make_directory,
     read_record,
     record_path,
@@ -101,6 +102,7 @@ def _obtain(
         if known is not None:
             return ProfileResult(known, path, is_fresh=False)
         make_directory(path)  # before the time is spent
+        logger.info("no performance record for this model and these options: measuring this machine, about 25 s")
         record = _measure(engine, scheduler, fingerprint, threads, library, report, tools)
         _check(record)
         write_record(path, record)
@@ -150,7 +152,7 @@ def _known_record(path: Path, fingerprint: Fingerprint, scheduler: SchedulerConf
         record = read_record(path, fingerprint)
     except FileNotFoundError:
         return None
-    except (RecordFileError, ImplausibleRecordError) as error:
+    except (RecordFileError, RecordMismatchError, ImplausibleRecordError) as error:
         logger.warning("measuring anew: %s", error)
         return None
     measured = record.measurements

@@ -218,7 +218,11 @@ class WeightOffload:
         self._plan = self._replan(self._planned_bytes_per_s, self._watch.factor)
         self._controller.adopt(self._plan)
         self._totals.num_replans += 1
-        logger.warning("%s: %s", reason, _describe_change(before, self._plan))
+        change = _describe_change(before, self._plan)
+        if change is None:
+            logger.debug("%s: every class stays as it was", reason)
+        else:
+            logger.warning("%s: %s", reason, change)
 
     def _follow_need(self, demand: MemoryDemand, now_s: float) -> None:
         weights = self._weights
@@ -308,15 +312,15 @@ def _link_stats(status: LinkStatus, direction: Direction) -> LinkDirectionStats:
     )
 
 
-def _describe_change(before: OffloadPlan, after: OffloadPlan) -> str:
-    """Which classes open or close."""
+def _describe_change(before: OffloadPlan, after: OffloadPlan) -> str | None:
+    """Which classes open or close; None: none does."""
     was = {plan.name: plan for plan in before.classes}
     parts = [
         f"class {plan.name} is now {_state(plan)} (was {_state(was[plan.name])}): {plan.explanation}"
         for plan in after.classes
         if _state(plan) != _state(was[plan.name])
     ]
-    return "; ".join(parts) or "every class stays as it was"
+    return "; ".join(parts) or None
 
 
 def _state(plan: ClassPlan) -> str:

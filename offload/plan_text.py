@@ -12,7 +12,7 @@ from offload.plan_request import START_TOKENS, PlanRequest
 from offload.step_times import StepTimes
 from offload.target import ClassTarget
 
-_QUANTISED = (("8 bits", 34 / 32), ("4 bits", 20 / 32))
+_QUANTISED = (("8 bits (--quantize int8)", 34 / 32), ("4 bits (--quantize int4)", 20 / 32))
 """Bytes per parameter of what `--quantize int8` and `int4` make of a layer."""
 
 

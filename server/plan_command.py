@@ -114,7 +114,13 @@ def show(report: PlanReport, out: Console) -> None:
 
 def _table(table: ReportTable) -> Table:
     shown = Table(
-        title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=any(table.columns)
+        title=table.title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_header=any(table.columns),
+        padding=(0, 1, 0, 0),
+        show_edge=False,
     )
     for index, column in enumerate(table.columns):
         is_text = index == 0 or not any(table.columns)

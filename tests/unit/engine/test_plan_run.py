@@ -55,7 +55,7 @@ def test_a_report_names_classes_floors_and_bytes() -> None:
     report = on_gpu("llama-3-8b", "a10", device_memory_bytes=14 * 10**9)
     plan = report.values["plan"]
     classes, placement, ledger = report.tables
-    assert [row[:2] for row in classes.rows] == [
+    assert [row[:2] for row in classes.rows if row[2] == "TPOT"] == [
         ("realtime", "closed"), ("interactive", "closed"), ("standard", "best effort"), ("batch", "open")
     ]  # fmt: skip
     shown = dict(placement.rows)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_without_a_record_the_way_out_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     place = ModelPlace("tiny", make_tiny_llama(tmp_path / "tiny"))
     engine = EngineConfig(model_path="", kernels="torch", dtype="float32")
-    with pytest.raises(PlanError, match=r"run `headrace profile`.*--gpu ID"):
+    with pytest.raises(PlanError, match=r"run `headrace profile MODEL --dtype float32 --kernels torch`.*--gpu ID"):
         plan_for_this_machine(PlanConfig(), place, engine, SCHEDULER, DEFAULT_CLASSES)
 
 
