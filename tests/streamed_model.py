@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -76,14 +77,16 @@ class StreamedModel:
         *,
         batch_invariant: bool = False,
         link: FakeLink | None = None,
+        quantize: Literal["int8", "int4"] | None = None,
     ) -> None:
         """`link`: None: one of the speed of `streaming`."""
         self._streaming = streaming
         self._dtype = dtype
         self.link = link or FakeLink(streaming.bytes_per_s)
         loaded = load_model(
-            str(path), dtype, lambda _: None, library=library, place=self._place, batch_invariant=batch_invariant
-        )
+            str(path), dtype, lambda _: None, library=library, place=self._place, batch_invariant=batch_invariant,
+            quantize=quantize,
+        )  # fmt: skip
         self.decoder = loaded.decoder
         self.cache = KVCache(
             loaded.config, loaded.dtype, self.weights.max_kv_blocks, streaming.block_size, self.weights.kv_memory

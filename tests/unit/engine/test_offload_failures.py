@@ -162,6 +162,38 @@ def test_tokens_do_not_depend_on_k_chunks_or_preemption(
         assert engine.stats.offload.num_loads > 0
 
 
+def test_a_layer_does_not_come_back_while_a_request_uses_its_place(
+    model_path: Path, native_library: NativeLibrary, whole: LoadedModel
+) -> None:
+    """One request of six outlives the others, with blocks beyond the border that less need would allow."""
+    prompts = [[11 + index, *PROMPT, 5] * 4 for index in range(6)]
+    with opened(model_path, native_library, link=FakeLink(1e8)) as rig:
+        engine = rig.engine()
+        for index, prompt in enumerate(prompts):
+            engine.submit(f"g{index}", [prompt], max_tokens=45 if index == 5 else 4)
+        while any(engine.generated[f"g{index}", 0].finish_reason is None for index in range(5)):
+            engine.turn()
+        assert rig.weights is not None
+        (last,) = engine.core._scheduler._running
+        raised, seen = rig.weights.num_streamed, set()
+        assert max(last.block_ids) >= rig.weights.kv_blocks_at(raised - 1), "the test wants a block beyond the next border"
+        while engine.core.num_live_choices > 0:
+            engine.clock.advance(0.5)
+            engine.turn()
+            rig.link.advance_to_idle()
+            rig.offload.check()
+            seen.add((rig.weights.num_streamed, rig.offload.snapshot().num_blocks))
+        assert (raised, rig.weights.kv_blocks_at(raised - 1)) in seen, "the fence is up: nothing more goes there"
+        assert {num_streamed for num_streamed, _ in seen} == {raised}
+        expected = InProcessEngine(whole, num_blocks=200, **OPTIONS).generate([prompts[5]], max_tokens=45)
+        assert [engine.generated["g5", 0].token_ids] == expected
+        for _ in range(30):
+            engine.clock.advance(1.1)
+            engine.turn()
+            rig.link.advance_to_idle()
+        assert rig.weights.num_streamed < raised
+
+
 def served(rig: Rig, engine: InProcessEngine) -> tuple[ProcessConfig, BuiltRunner]:
     """As a process builds it."""
     assert rig.weights is not None
