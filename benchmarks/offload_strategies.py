@@ -221,8 +221,8 @@ def judge_bytes(phase: Phase, rows: Sequence[Row], is_quick: bool) -> list[Crite
         detail = f"{'; '.join(parts) or 'no target met by both'}{best}" + (
             f"; {belief.label} missed {', '.join(missed)}" if missed else ""
         )
-        holds = all(mine >= MARGIN * his for his, mine, _ in pairs)
-        results = [row.result for row in both]
+        holds = bool(pairs) and all(mine >= MARGIN * his for his, mine, _ in pairs)
+        results = [row.result for row in (*theirs, *ours.values())]
         criteria.append(
             judge(
                 f"A5 {phase.name}",

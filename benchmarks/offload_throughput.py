@@ -322,7 +322,7 @@ def judge_steady(rows: Sequence[Row], is_quick: bool) -> list[Criterion]:
         criteria.append(
             judge(
                 "A6 steady", f"tokens/s over '{belief.label}': at best {goal:g}x or more", best_ratio >= goal,
-                text + ".", [row.result for row in by_factor.values()], is_quick=is_quick,
+                text + ".", [row.result for row in (*by_factor.values(), *ours.values())], is_quick=is_quick,
             )
         )  # fmt: skip
     return criteria
