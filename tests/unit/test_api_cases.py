@@ -1,4 +1,4 @@
-"""docs/api-cases.md names tests that exist, and every case that this version serves."""
+"""docs/api-cases.md and docs/invariants.md name tests that exist; the first has every case that is served."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ def test_every_test_that_the_table_names_exists() -> None:
         for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert len(named) > 50
+    assert not named - defined
+
+
+def test_every_test_that_the_invariants_name_exists() -> None:
+    text = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+|Test\w+)`", text))
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?: *def |class )?(test_\w+|Test\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(named) > 100
     assert not named - defined
 
 

@@ -176,7 +176,7 @@ def test_a_layer_does_not_come_back_while_a_request_uses_its_place(
         assert rig.weights is not None
         (last,) = engine.core._scheduler._running
         raised, seen = rig.weights.num_streamed, set()
-        assert max(last.block_ids) >= rig.weights.kv_blocks_at(raised - 1), "the test wants a block beyond the next border"
+        assert max(last.block_ids) >= rig.weights.kv_blocks_at(raised - 1), "the test wants one beyond it"
         while engine.core.num_live_choices > 0:
             engine.clock.advance(0.5)
             engine.turn()
