@@ -5,27 +5,40 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from engine.messages import Ready
+from engine.messages import OffloadStats, Ready
 from scheduler.slo import SLOClass, SLOClasses
 
 
 def show_start(console: Console, url: str, served_id: str, ready: Ready, classes: SLOClasses) -> None:
     """Write the report; plain lines where the console is no terminal."""
-    tokens = ready.num_blocks * ready.block_size
+    tokens, offload = ready.num_blocks * ready.block_size, ready.offload
     facts = (
         ("model", f"{served_id}, {ready.dtype} on {ready.device}"),
         ("weights", f"{_mib(ready.weights_bytes)}{_formats(ready)}"),
         (
             "KV cache",
-            f"{_mib(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of {ready.block_size}, "
+            f"{'up to ' if offload else ''}{_mib(ready.kv_cache_bytes)}: {ready.num_blocks:,} blocks of "
+            f"{ready.block_size}, "
             f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
         ),
-        ("compute", f"{ready.threads} threads{_probed(ready)}; ready after {ready.load_s:.1f} s"),
+        *(() if offload is None else (("streaming", _streaming(offload)),)),
+        ("compute", f"{_threads(ready.threads)}{_probed(ready)}; ready after {ready.load_s:.1f} s"),
     )
     for name, fact in facts:
         console.print(f"  {name:<10}{fact}", highlight=False, soft_wrap=True)
-    console.print(_class_table(classes))
+    console.print(_class_table(classes, offload))
     console.print(f"Headrace answers at {url}", style="bold", highlight=False)
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number} threads"
+
+
+def _streaming(offload: OffloadStats) -> str:
+    """How much, and where to read on if that costs a class its targets."""
+    are_in_time = all(c.is_open and not c.is_best_effort for c in offload.classes)
+    hint = "" if are_in_time else "; what to do about classes that are not in time: docs/offload.md"
+    return f"{offload.num_streamed_layers} of {offload.num_layers} layers from host memory{hint}"
 
 
 def _probed(ready: Ready) -> str:
@@ -43,10 +56,17 @@ def _formats(ready: Ready) -> str:
     return f": {', '.join(f'{name} {_mib(num_bytes)}' for name, num_bytes in sizes)}{hint}"
 
 
-def _class_table(classes: SLOClasses) -> Table:
+def _class_table(classes: SLOClasses, offload: OffloadStats | None) -> Table:
+    """Every class; the name says which one is not open."""
+    states = {
+        c.name: "best effort" if c.is_best_effort else "closed"
+        for c in (() if offload is None else offload.classes)
+        if c.is_best_effort or not c.is_open
+    }
     table = Table("class", "service_tier", "first token within", "then a token per", "longest gap", "goal", box=None)
     for c in classes:
-        name = f"{c.name} (default)" if c is classes.default else c.name
+        remarks = (*(("default",) if c is classes.default else ()), *((states[c.name],) if c.name in states else ()))
+        name = f"{c.name} ({', '.join(remarks)})" if remarks else c.name
         table.add_row(name, ", ".join(c.service_tiers), _ttft(c), _ms(c.tpot_s), _gap(c), _goal(c))
     return table
 

@@ -7,7 +7,7 @@ import io
 import msgspec
 from rich.console import Console
 
-from engine.messages import Ready
+from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats, Ready
 from scheduler.slo import SLOClasses
 from server.start_report import show_start
 
@@ -43,3 +43,34 @@ def test_weights_kept_in_float32_show_how_to_halve_them() -> None:
     sizes = {"bfloat16": 2**20, "float32": 4 * 2**20}
     text = shown(msgspec.structs.replace(READY, dtype="bfloat16", weights_bytes_by_format=sizes))
     assert "float32 4 MiB, bfloat16 1 MiB; --dtype bfloat16 takes half as much" in text
+
+
+def offload_stats(open_name: str, closed_name: str, late_name: str) -> OffloadStats:
+    link = LinkDirectionStats(
+        p50_bytes_per_s=2e9, p5_bytes_per_s=1e9, is_derated=False, num_drops=0, num_bytes={}, busy_s={},
+        num_late_slices={}, num_failed={},
+    )  # fmt: skip
+    classes = tuple(
+        ClassFloorStats(
+            name=name, is_open=name != closed_name, is_best_effort=name == late_name, floor_ttft_s=1.0,
+            floor_tpot_s=0.1, max_streamed_layers=None,
+        )
+        for name in (open_name, closed_name, late_name)
+    )  # fmt: skip
+    return OffloadStats(
+        num_layers=30, num_streamed_layers=21, num_slots=2, num_steps=0, num_weight_bytes=0, num_loads=0, hidden_s=0.0,
+        exposed_s=0.0, num_raised=0, num_lowered=0, num_replans=0, h2d=link, d2h=link, ledger={}, host_bytes=0,
+        classes=classes,
+    )  # fmt: skip
+
+
+def test_streamed_weights_show_how_many_layers_and_which_class_is_not_in_time() -> None:
+    text = shown(msgspec.structs.replace(READY, offload=offload_stats("batch", "realtime", "standard"), threads=1))
+    assert "streaming 21 of 30 layers from host memory; what to do" in text and "docs/offload.md" in text
+    assert "KV cache  up to 1 MiB" in text and "compute   1 thread; " in text
+    assert " realtime (closed) " in text and " standard (default, best effort) " in text and " batch " in text
+
+
+def test_without_streaming_nothing_is_said_of_it() -> None:
+    text = shown(READY)
+    assert "streaming" not in text and "closed" not in text and "up to" not in text
