@@ -93,6 +93,8 @@ class WeightOffload:
         self._controller = ResidencyController(plan)
         self._fence: int | None = None
         """The k to come down to once no block stands in its way."""
+        self._is_urgent = False
+        """It is for a class that is late at this k."""
         self._last_step_bytes = 0
         self._totals = _Totals()
         set_border(weights.num_kv_blocks)
@@ -235,22 +237,24 @@ class WeightOffload:
         if change is not None and change.streamed_layers > weights.num_streamed:
             self._fence = None
             self._go_to(change.streamed_layers, change.reason)
-        elif change is not None:
-            self._fence = change.streamed_layers
-        elif self._fence is not None and self._is_needed(need):
+        elif change is not None and self._fence is None:
+            self._fence, self._is_urgent = change.streamed_layers, change.reason == "class"
+        elif change is None and self._fence is not None and self._is_needed(need):
             self._fence = None
         elif self._fence is not None and demand.num_blocks_beyond == 0:
             fence, self._fence = self._fence, None
-            self._go_to(fence, "border clear")
+            # A class that is late at this k does not wait until the link is idle.
+            deadline_s = self._link.now_s() if self._is_urgent or change is not None else None
+            self._go_to(fence, "border clear", deadline_s)
 
     def _is_needed(self, need: ResidencyNeed) -> bool:
         """Whether coming down would leave too little memory by now."""
         assert self._fence is not None
         return need.num_blocks > self._weights.kv_blocks_at(self._fence)
 
-    def _go_to(self, streamed_layers: int, reason: str) -> None:
+    def _go_to(self, streamed_layers: int, reason: str, deadline_s: float | None = None) -> None:
         before = self._weights.num_streamed
-        self._weights.set_streamed(streamed_layers)
+        self._weights.set_streamed(streamed_layers, deadline_s)
         if streamed_layers > before:
             self._totals.num_raised += streamed_layers - before
         else:

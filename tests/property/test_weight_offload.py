@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.weights import LoadedModel, load_model
 from kernels.native_library import NativeLibrary
 from offload.errors import OffloadError
+from offload.transfer import Direction
 from tests.in_process_engine import InProcessEngine
 from tests.offload_rig import MIN_STREAMED, NUM_LAYERS, NUM_SLOTS, OPTIONS, opened
 
@@ -156,3 +157,28 @@ def test_steps_that_compute_longer_than_recorded_are_planned_for_anew(
         assert 1 <= engine.stats.offload.num_replans == len(rig.compute_factors)
         assert min(rig.compute_factors) > 2.0, "no step takes a tenth of a microsecond"
         assert set(rig.replanned_bytes_per_s) == {1e9}, "the link is as it was"
+
+
+@pytest.mark.parametrize("link_bytes_per_s", [None, 2e6])
+def test_a_class_that_is_late_brings_layers_back_while_others_run(
+    deep_model_path: Path, native_library: NativeLibrary, link_bytes_per_s: float | None
+) -> None:
+    """Also over a link that streamed layers keep busy: an urgent copy back goes first."""
+    with opened(deep_model_path, native_library, interactive_limit=2) as rig:
+        engine = rig.engine()
+        run_load(engine, 6, "batch")
+        for _ in range(3):
+            engine.turn()
+        assert rig.weights.num_streamed > 2
+        for name in list(engine.generated)[2:]:
+            engine.abort(name[0])
+        if link_bytes_per_s is not None:
+            rig.link.set_cap(Direction.H2D, link_bytes_per_s)
+        engine.submit("late", [[5, 6]], slo="interactive", max_tokens=60)
+        seen = []
+        while engine.generated["late", 0].finish_reason is None:
+            engine.turn()
+            rig.offload.check()
+            seen.append(rig.weights.num_streamed)
+        assert seen[-1] == 2, f"still at {seen[-1]} after {len(seen)} steps"
+        engine.run()
