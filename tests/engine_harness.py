@@ -7,6 +7,7 @@ from pathlib import Path
 from engine.core import EngineCore
 from engine.event_log import EventLog, Header
 from engine.messages import AbortChoices, AddGroup, GroupAdmitted, GroupRefused, SLORequest, StepOutputs, TokenLogprob
+from engine.offload_manager import OffloadManager
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.scheduler import Scheduler
@@ -46,6 +47,7 @@ class EngineHarness:
         num_blocks: int = 64,
         max_model_len: int | None = None,
         event_log_path: Path | None = None,
+        offload: OffloadManager | None = None,
         **scheduler_options: object,
     ) -> None:
         options: dict[str, object] = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8}
@@ -71,6 +73,7 @@ class EngineHarness:
             block_size=self.config.block_size,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             event_log=self.event_log,
+            offload=offload,
         )
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.prompt_logprobs: dict[tuple[str, int], list[TokenLogprob]] = {}

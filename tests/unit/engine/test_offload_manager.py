@@ -10,32 +10,15 @@ from engine.offload_manager import NoOffload
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.link import NO_LINK, ClassFloor, LinkSnapshot
-from scheduler.output import SchedulerOutput
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
 from tests.fakes import CRASH_TOKEN_ID, EOS_TOKEN_ID, FakeRunner, HandClock
+from tests.scripted_offload import ScriptedOffload
 
 NUM_BLOCKS = 16
 PROMPT = tuple(range(20, 33))
 CLOSED = ClassFloor("interactive", is_open=False, ttft_s=2.0, tpot_s=0.084)
 LATE = ClassFloor("standard", is_best_effort=True, ttft_s=2.0, tpot_s=0.084)
-
-
-class ScriptedOffload(NoOffload):
-    """Says what a test wants, and writes down what it is told."""
-
-    def __init__(self, *snapshots: LinkSnapshot) -> None:
-        self._snapshots = list(snapshots)
-        self.calls: list[str] = []
-
-    def snapshot(self) -> LinkSnapshot:
-        return self._snapshots.pop(0) if len(self._snapshots) > 1 else self._snapshots[0]
-
-    def begin(self, output: SchedulerOutput, now_s: float) -> None:
-        self.calls.append("begin")
-
-    def end(self) -> None:
-        self.calls.append("end")
 
 
 def make_core(offload: NoOffload) -> EngineCore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ from engine.errors import EventLogError, ReplayMismatch
 from engine.event_log import EventLog, Frame, Header, ScheduleFrame, UpdateFrame, read_frames
 from engine.messages import AbortChoices
 from engine.replay import replay
+from scheduler.link import ClassFloor, LinkSnapshot
 from tests.engine_harness import EngineHarness, add_group
+from tests.scripted_offload import ScriptedOffload
 
 PROMPT = tuple(range(20, 33))
 
@@ -46,6 +49,47 @@ def test_a_recorded_run_replays_with_equal_digests(tmp_path: Path) -> None:
     num_steps = _record(tmp_path / "log")
     report = replay(tmp_path / "log")
     assert report.num_processes == 1 and report.num_steps == num_steps and report.num_tokens > num_steps
+
+
+def _record_streaming(path: Path) -> list[str]:
+    """A run whose KV border moves and whose classes close and open in between; how its groups were refused."""
+    closed = ClassFloor("realtime", is_open=False, ttft_s=2.0, tpot_s=0.09)
+    late = ClassFloor("batch", is_best_effort=True, ttft_s=2.0, tpot_s=0.09)
+    borders = (14, 9, 6, 6, 11, 14, 5, 14)
+    snapshots = [
+        LinkSnapshot(num_streamed_layers=border, num_blocks=border, classes=(closed, late) if border < 10 else (late,))
+        for border in borders
+    ]
+    harness = EngineHarness(num_blocks=14, max_num_seqs=3, event_log_path=path, offload=ScriptedOffload(*snapshots))
+    for i in range(len(borders)):
+        harness.turn(add_group(f"g{i}", PROMPT[i:], slo_class=("realtime", "batch")[i % 2], max_tokens=9))
+    harness.run()
+    harness.assert_nothing_is_left()
+    assert harness.event_log is not None
+    harness.event_log.close()
+    return [refused.reason for refused in harness.refused.values()]
+
+
+def test_a_run_with_streamed_weights_replays_without_link_and_weights(tmp_path: Path) -> None:
+    refused = _record_streaming(tmp_path / "log")
+    assert refused == ["slo_infeasible", "slo_infeasible"]
+    frames = [frame for frame in read_frames(tmp_path / "log") if isinstance(frame, ScheduleFrame)]
+    assert len({frame.link.num_blocks for frame in frames}) > 3
+    assert replay(tmp_path / "log").num_steps == len(frames)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda link: dataclasses.replace(link, num_blocks=14), lambda link: dataclasses.replace(link, classes=())],
+    ids=["border", "classes"],
+)
+def test_another_border_or_class_is_another_run(tmp_path: Path, change: Callable[[LinkSnapshot], LinkSnapshot]) -> None:
+    """What the snapshot said is what was decided by."""
+    path = tmp_path / "log"
+    _record_streaming(path)
+    _rewrite(path, lambda f: msgspec.structs.replace(f, link=change(f.link)) if isinstance(f, ScheduleFrame) else f)
+    with pytest.raises(ReplayMismatch):
+        replay(path)
 
 
 def _rewrite(path: Path, change: Callable[[Frame], Frame]) -> None:
