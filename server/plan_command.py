@@ -25,9 +25,9 @@ from server.model_source import parse_hub_id, resolve_model
 
 EXIT_INFEASIBLE = 3
 _LEGEND = (
-    "at start: predicted with what is streamed at start. floor: with the fewest layers streamed that this memory "
-    "allows; no setting of this machine is faster. A class is open if its floor is within its targets; while it runs, "
-    "no more layers are streamed than its column says. See docs/offload.md.",
+    "at start: predicted with what is streamed at start. floor: with the fewest layers streamed that this memory and "
+    "--max-model-len allow. A class is open if its floor is within its targets; while it runs, no more layers are "
+    "streamed than its column says. See docs/offload.md.",
 )
 
 

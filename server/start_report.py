@@ -81,7 +81,7 @@ def _gap(c: SLOClass) -> str:
 
 
 def _goal(c: SLOClass) -> str:
-    return f"{c.objective:.0%} of requests"
+    return f"{c.objective:.0%} met"
 
 
 def _ms(seconds: float) -> str:
