@@ -58,7 +58,9 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
     placed = setup.placed
     assert placed is not None
     num_blocks = placed.weights.max_kv_blocks
-    limit = max_model_len(engine.max_model_len_tokens, model.config.max_position_tokens, placed.plan.max_model_len)
+    limit = max_model_len(
+        engine.max_model_len_tokens, model.config.max_position_tokens, placed.plan.max_model_len, "--device-memory"
+    )
     report("making the KV cache", 0.0)
     runner = ModelRunner(
         model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit,

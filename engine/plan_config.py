@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from offload.config import EmulatedId
+from offload.config import MAX_LINK_GBPS, MIN_LINK_GBPS, EmulatedId
 from offload.plan import Objective, Strategy
 
 
@@ -36,7 +36,11 @@ class PlanConfig:
     )
     link_gbps: float | None = dataclasses.field(
         default=None,
-        metadata={"help": "10^9 bytes per second of the link: here at most, with --gpu exactly.", "min": 0.001},
+        metadata={
+            "help": "10^9 bytes per second of the link: here at most, with --gpu exactly.",
+            "min": MIN_LINK_GBPS,
+            "max": MAX_LINK_GBPS,
+        },
     )
     emulate: EmulatedId | None = dataclasses.field(
         default=None, metadata={"help": "On this machine: the link as `serve --emulate` holds it."}
@@ -68,9 +72,11 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            low, value = field.metadata.get("min"), getattr(self, field.name)
+            low, high, value = field.metadata.get("min"), field.metadata.get("max"), getattr(self, field.name)
             if low is not None and value is not None and value < low:
                 raise ValueError(f"{field.name} is {value}, it must be at least {low}")
+            if high is not None and value is not None and value > high:
+                raise ValueError(f"{field.name} is {value}, it must be at most {high}")
         if self.emulate is not None and self.gpu is not None:
             raise ValueError(f"gpu ({self.gpu}) and emulate ({self.emulate}): emulation is of this machine; give one")
         if self.emulate is not None and self.link_gbps is not None:

@@ -52,8 +52,13 @@ class BuiltRunner:
 RunnerFactory = Callable[[ProcessConfig, ReportProgress], BuiltRunner]
 
 
-def max_model_len(wanted_tokens: int | None, model_max_len: int, kv_cache_tokens: int) -> int:
+def max_model_len(
+    wanted_tokens: int | None, model_max_len: int, kv_cache_tokens: int, memory_option: str = "--kv-cache-memory"
+) -> int:
     """The longest request: the model's limit capped by the KV cache, or what was asked for.
+
+    Args:
+        memory_option: what gives the KV cache its memory, for the message.
 
     Raises:
         ValueError: more was asked for than the model or the KV cache allows.
@@ -66,7 +71,7 @@ def max_model_len(wanted_tokens: int | None, model_max_len: int, kv_cache_tokens
     if wanted_tokens > kv_cache_tokens:
         raise ValueError(
             f"--max-model-len is {wanted_tokens}, the KV cache holds {kv_cache_tokens} tokens; "
-            f"raise --kv-cache-memory or ask for less"
+            f"raise {memory_option} or ask for less"
         )
     return wanted_tokens
 

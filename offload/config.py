@@ -6,6 +6,9 @@ import dataclasses
 from typing import Literal
 
 EmulatedId = Literal["a10", "t4", "rtx-4090", "a100-40", "a100-80", "h100", "h200", "gh200"]
+MIN_LINK_GBPS = 0.001
+MAX_LINK_GBPS = 2000.0
+"""As fast as a record may say: a larger number is a unit gone wrong."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class OffloadConfig:
         metadata={
             "help": "Hold the link between host and device to that many 10^9 bytes per second, each way: "
             "emulates a slower one.",
-            "min": 0.001,
+            "min": MIN_LINK_GBPS,
+            "max": MAX_LINK_GBPS,
         },
     )
     emulate: EmulatedId | None = dataclasses.field(
@@ -63,18 +67,21 @@ class OffloadConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            low, value = field.metadata.get("min"), getattr(self, field.name)
+            low, high, value = field.metadata.get("min"), field.metadata.get("max"), getattr(self, field.name)
             if low is not None and value is not None and value < low:
                 raise ValueError(f"{field.name} is {value}, it must be at least {low}")
+            if high is not None and value is not None and value > high:
+                raise ValueError(f"{field.name} is {value}, it must be at most {high}")
         if self.link_gbps is not None and self.emulate is not None:
             raise ValueError(
                 f"link_gbps ({self.link_gbps:g}) and emulate ({self.emulate}) both set the speed of the link; give one"
             )
         if self.device_memory_bytes is None:
-            for name in ("host_memory_bytes", "host_memory_directory_path", "link_gbps", "emulate"):
-                if (value := getattr(self, name)) is not None:
+            for field in dataclasses.fields(self):  # all others say how to stream
+                if (value := getattr(self, field.name)) != field.default:
                     raise ValueError(
-                        f"{name} ({value}) has no use while all weights stay on the device; give device_memory_bytes"
+                        f"{field.name} ({value}) has no use while all weights stay on the device; "
+                        "give device_memory_bytes"
                     )
 
     @property

@@ -94,8 +94,9 @@ def write_record(path: Path, record: PerformanceRecord) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RecordFileError(_cannot_be_written(path, error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_record(path: Path, expected: Fingerprint | None = None) -> PerformanceRecord:

@@ -72,6 +72,19 @@ def test_a_damaged_record_in_the_cache_is_measured_anew_and_the_log_says_why(
     assert "measuring anew: head is empty" in caplog.text
 
 
+def test_a_record_of_something_else_in_its_place_is_measured_anew(
+    tiny_model_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = dataclasses.replace(ENGINE, model_path=str(tiny_model_path))
+    first = obtain_record(config, SCHEDULER, lambda *_: None)
+    document = json.loads(first.path.read_text())
+    document["fingerprint"]["num_cores"] = 4096
+    first.path.write_text(json.dumps(document))
+    second = obtain_record(config, SCHEDULER, lambda *_: None)
+    assert second.is_fresh and second.path == first.path
+    assert "is of something else: num_cores is 4096" in caplog.text
+
+
 def test_another_type_of_numbers_has_another_record(tiny_model_path: Path) -> None:
     config = dataclasses.replace(ENGINE, model_path=str(tiny_model_path))
     first = obtain_record(config, SCHEDULER, lambda *_: None)

@@ -31,6 +31,11 @@ def test_more_than_there_is_names_the_limit(wanted: int, message: str) -> None:
         max_model_len(wanted, model_max_len=2048, kv_cache_tokens=512)
 
 
+def test_the_way_out_is_the_option_that_gives_the_memory() -> None:
+    with pytest.raises(ValueError, match="raise --device-memory or ask for less"):
+        max_model_len(1024, 2048, 512, "--device-memory")
+
+
 def test_native_kernels_are_loaded_with_the_threads_asked_for() -> None:
     for choice in ("auto", "native"):
         library = load_kernels(choice, 2, os.environ)  # type: ignore[arg-type]

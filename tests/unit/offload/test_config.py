@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from offload.config import EmulatedId, OffloadConfig
+from offload.config import MAX_LINK_GBPS, EmulatedId, OffloadConfig
 from offload.hardware import HARDWARE
+from offload.record_check import MAX_LINK_BYTES_PER_S
 
 
 def test_nothing_said_means_that_all_weights_stay() -> None:
@@ -25,7 +26,10 @@ def test_nothing_said_means_that_all_weights_stay() -> None:
         ({"host_memory_bytes": 5}, r"host_memory_bytes \(5\) has no use .* give device_memory_bytes"),
         ({"host_memory_directory_path": "/d"}, r"host_memory_directory_path \(/d\) has no use"),
         ({"link_gbps": 2.0}, r"link_gbps \(2.0\) has no use"),
+        ({"device_memory_bytes": 1, "link_gbps": 1e300}, r"link_gbps is 1e\+300, it must be at most 2000"),
         ({"emulate": "h100"}, r"emulate \(h100\) has no use"),
+        ({"offload_strategy": "none"}, r"offload_strategy \(none\) has no use"),
+        ({"offload_objective": "host-bytes"}, r"offload_objective \(host-bytes\) has no use"),
     ],
 )
 def test_contradictions_are_named_with_the_way_out(options: dict[str, Any], message: str) -> None:
@@ -35,3 +39,7 @@ def test_contradictions_are_named_with_the_way_out(options: dict[str, Any], mess
 
 def test_what_can_be_emulated_is_what_the_table_has() -> None:
     assert set(get_args(EmulatedId)) == set(HARDWARE)
+
+
+def test_a_link_is_held_to_nothing_faster_than_what_a_record_may_say() -> None:
+    assert MAX_LINK_GBPS * 1e9 == MAX_LINK_BYTES_PER_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ def test_a_record_is_read_as_it_was_written(written: Path) -> None:
     load = StepLoad.decode(5, 77)
     assert read.layer_s(load, Quantile.P95) == record.layer_s(load, Quantile.P95)
     assert [path.name for path in written.parent.iterdir()] == [written.name]  # nothing temporary is left
+
+
+def test_an_interrupted_write_leaves_the_old_record_and_nothing_else(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_record(written, make_record())
+    assert read_record(written) == make_record(noise=0.03)
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
 def test_an_emulation_cap_is_not_part_of_the_file(tmp_path: Path) -> None:
