@@ -26,6 +26,12 @@ MOVING_WAKEUP_S = 0.02
 """How soon an idle loop looks again while a layer is on its way back."""
 IDLE_WAKEUP_S = 0.25
 """And while fewer layers may be streamed before long."""
+FORGET_S = 10.0
+"""Without a step, after which the record counts again: what closed a class may be over, which only steps show."""
+FORGETTING_WAKEUP_S = 1.0
+"""How soon an idle loop looks whether it is time for that."""
+SPARE_TO_OPEN = 0.1
+"""A class that was closed opens once it is met with that much less bandwidth and longer times: no flapping."""
 REPLAN_SHARE = 0.1
 """By how much the bandwidth must differ from the plan's for another plan."""
 
@@ -86,10 +92,13 @@ class WeightOffload:
         self._replan = replan
         self._predict = predict
         self._watch = watch or ComputeWatch()
+        self._first_plan = plan
+        self._last_step_s: float | None = None
+        """When the last step began, on the caller's clock."""
         self._step_load: StepLoad | None = None
         """Of the step under way."""
         self._step_begin_s = 0.0
-        self._planned_bytes_per_s = link.snapshot().h2d.p5_bytes_per_s
+        self._first_bytes_per_s = self._planned_bytes_per_s = link.snapshot().h2d.p5_bytes_per_s
         self._controller = ResidencyController(plan)
         self._fence: int | None = None
         """The k to come down to once no block stands in its way."""
@@ -125,7 +134,9 @@ class WeightOffload:
         self._follow_need(output.demand, now_s)
         self._set_border(self._weights.num_kv_blocks)
         if not output.scheduled:
+            self._forget_if_idle(now_s)
             return
+        self._last_step_s = now_s
         budget_s = self._plan.predicted_step_s if output.budget_s is None else output.budget_s
         self._step_load = _load_of(output)
         self._step_begin_s = self._link.now_s()
@@ -160,7 +171,9 @@ class WeightOffload:
         """As `OffloadManager` says."""
         if self._weights.is_moving or self._fence is not None:
             return MOVING_WAKEUP_S
-        return IDLE_WAKEUP_S if self._weights.num_streamed > self._plan.min_streamed_layers else None
+        if self._weights.num_streamed > self._plan.min_streamed_layers:
+            return IDLE_WAKEUP_S
+        return None if self._plan is self._first_plan else FORGETTING_WAKEUP_S
 
     def stats(self) -> OffloadStats:
         """As `OffloadManager` says."""
@@ -217,14 +230,36 @@ class WeightOffload:
 
     def _plan_anew(self, reason: str) -> None:
         before = self._plan
-        self._plan = self._replan(self._planned_bytes_per_s, self._watch.factor)
-        self._controller.adopt(self._plan)
-        self._totals.num_replans += 1
+        after = self._replan(self._planned_bytes_per_s, self._watch.factor)
+        if any(map(_is_better, after.classes, before.classes)):
+            spare = self._replan(
+                self._planned_bytes_per_s * (1.0 - SPARE_TO_OPEN), self._watch.factor * (1.0 + SPARE_TO_OPEN)
+            )
+            classes = map(_with_hysteresis, before.classes, after.classes, spare.classes)
+            after = dataclasses.replace(after, classes=tuple(classes))
+        self._adopt(after)
         change = _describe_change(before, self._plan)
         if change is None:
             logger.debug("%s: every class stays as it was", reason)
         else:
             logger.warning("%s: %s", reason, change)
+
+    def _forget_if_idle(self, now_s: float) -> None:
+        """No step has shown for a while how fast link and processor are: judge by the record again."""
+        if self._last_step_s is None:
+            self._last_step_s = now_s
+        if self._plan is self._first_plan or now_s - self._last_step_s < FORGET_S:
+            return
+        self._link.forget_bandwidth()
+        self._watch.forget()
+        self._planned_bytes_per_s = self._first_bytes_per_s
+        logger.info("no step for %.0f s: the classes are judged by the record again", now_s - self._last_step_s)
+        self._adopt(self._first_plan)
+
+    def _adopt(self, plan: OffloadPlan) -> None:
+        self._plan = plan
+        self._controller.adopt(plan)
+        self._totals.num_replans += 1
 
     def _follow_need(self, demand: MemoryDemand, now_s: float) -> None:
         weights = self._weights
@@ -266,6 +301,20 @@ class WeightOffload:
             reason,
             self._weights.kv_blocks_at(streamed_layers),
         )
+
+
+def _is_better(after: ClassPlan, before: ClassPlan) -> bool:
+    """Whether a class's targets are met that were not."""
+    return after.max_streamed_layers is not None and before.max_streamed_layers is None
+
+
+def _with_hysteresis(before: ClassPlan, after: ClassPlan, spare: ClassPlan) -> ClassPlan:
+    """`after`; but a class whose targets were not met stays as it was until they are met with something to spare."""
+    if not _is_better(after, before) or spare.max_streamed_layers is not None:
+        return after
+    return dataclasses.replace(
+        after, is_open=before.is_open, is_best_effort=before.is_best_effort, max_streamed_layers=None
+    )
 
 
 def _load_of(output: SchedulerOutput) -> StepLoad:

@@ -16,7 +16,8 @@ class BandwidthRules:
 
     Slices are gathered into samples of at least `sample_s` of a busy link: a plan is about the bytes of a step, and
     half a millisecond of one slice is mostly the jitter of the system. Percentiles are over the last
-    `num_window_samples`, and of the initial value until there are `num_first_samples`.
+    `num_window_samples`, and of the initial value until there are `num_first_samples`. The 5th is never the
+    least of all: of a few samples that is one hiccup, as there is when an engine that has warmed up starts to serve.
 
     After a row of `num_late_slices` and `min_late_s` in which each took `late_factor` times what was expected, the
     bandwidth is at once the median of theirs (the catch-up after a hiccup of the system ends the row, and one long
@@ -26,7 +27,7 @@ class BandwidthRules:
 
     sample_s: float = 50e-3
     num_window_samples: int = 40
-    num_first_samples: int = 4
+    num_first_samples: int = 20
     late_factor: float = 1.25
     num_late_slices: int = 8
     min_late_s: float = 10e-3
@@ -121,7 +122,7 @@ class BandwidthEstimate:
         if len(self._window) >= self._rules.num_first_samples:
             ordered = sorted(self._window)
             self._nominal_p50 = ordered[len(ordered) // 2]
-            self._nominal_p5 = ordered[len(ordered) // 20]
+            self._nominal_p5 = ordered[max(1, len(ordered) // 20)]
 
     def _watch_recovery(self, ceiling: float, bytes_per_s: float, now_s: float) -> None:
         """End the derating if this sample completes a recovery, of which the window then holds the samples alone."""

@@ -24,6 +24,11 @@ class ComputeWatch:
         self.factor = 1.0
         """In force: predicted times are to be multiplied by it."""
 
+    def forget(self) -> None:
+        """Expect what the record says."""
+        self._ratios.clear()
+        self.factor = 1.0
+
     def observe(self, predicted_s: float, measured_s: float) -> bool:
         """A step was predicted, by the record alone, to compute that long, and did. True: the factor has changed.
 

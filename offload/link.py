@@ -156,6 +156,10 @@ class Link(Protocol):
 
     def snapshot(self) -> LinkStatus: ...
 
+    def forget_bandwidth(self) -> None:
+        """Expect the bandwidth that was expected when the link was opened: what was measured is long ago."""
+        ...
+
     def drain(self) -> None:
         """Block until nothing is queued or under way. Failed transfers count as done.
 

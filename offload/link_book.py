@@ -39,6 +39,13 @@ class LinkBook:
         self._account = LinkAccount()
         self._open: dict[TransferHandle, QueuedTransfer] = {}
 
+    def forget_bandwidth(self) -> None:
+        """Expect what was expected when the link was opened, until slices say otherwise."""
+        for direction, estimate in self._estimates.items():
+            fresh = BandwidthEstimate(self._config.bytes_per_s(direction), self._config.rules)
+            fresh.num_drops = estimate.num_drops
+            self._estimates[direction] = fresh
+
     @property
     def num_open(self) -> int:
         """Transfers that have not ended."""

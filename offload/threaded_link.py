@@ -64,6 +64,10 @@ class ThreadedLink(abc.ABC):
         with self._lock:
             return self._book.status(self.now_s())
 
+    def forget_bandwidth(self) -> None:
+        with self._lock:
+            self._book.forget_bandwidth()
+
     def drain(self) -> None:
         with self._lock:
             while self._num_open():

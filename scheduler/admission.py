@@ -8,7 +8,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.link import ClassFloor, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
 from scheduler.request import RequestSpec
-from scheduler.slo import SLOClass, SLOClasses
+from scheduler.slo import SLO, SLOClass, SLOClasses
 from scheduler.waiting_queue import WaitingQueue, num_queued_tokens
 
 MIN_RETRY_S = 1.0
@@ -54,7 +54,7 @@ class AdmissionControl:
         if (never := self._why_never(group)) is not None:
             return _refuse(slo_class, RefusalReason.NEVER_FITS, never, None)
         floor = link.floor(slo_class.name)
-        if floor is not None and not floor.is_open:
+        if floor is not None and _is_infeasible(slo, slo_class, floor):
             return self._judge_closed(group, queue, slo_class, floor, link)
         if self._can_start(group, queue, num_running, num_free_blocks):
             return Verdict(VerdictKind.ADMIT, slo_class.name)
@@ -84,7 +84,7 @@ class AdmissionControl:
             is_open = lower_floor is None or lower_floor.is_open
             if is_open and _has_room(lower, queue, sum(map(num_queued_tokens, group))):
                 return Verdict(VerdictKind.DEGRADE, lower.name)
-        return _refuse(slo_class, RefusalReason.CLASS_CLOSED, _why_closed(slo_class, floor), None)
+        return _refuse(slo_class, RefusalReason.CLASS_CLOSED, _why_closed(slo, slo_class, floor), None)
 
     @property
     def _max_live_requests(self) -> int:
@@ -166,14 +166,32 @@ def _way_out(spec: RequestSpec, max_tokens_in_all: int) -> str:
     return f"lower max_tokens to at most {max_tokens_in_all - spec.num_prompt_tokens} or shorten the prompt"
 
 
-def _why_closed(slo_class: SLOClass, floor: ClassFloor) -> str:
+def _is_infeasible(slo: SLO, slo_class: SLOClass, floor: ClassFloor) -> bool:
+    """Whether the plan cannot meet the targets in force: the class's, or for each token the request's own."""
+    if slo_class.when_infeasible == "queue":
+        return False
+    if slo.tpot_s is None:
+        return not floor.is_open
+    return slo.tpot_s < floor.tpot_s or (not floor.is_open and floor.ttft_s > _ttft_s(slo, slo_class))
+
+
+def _ttft_s(slo: SLO, slo_class: SLOClass) -> float:
+    return slo_class.ttft_base_s if slo.ttft_s is None else slo.ttft_s
+
+
+def _why_closed(slo: SLO, slo_class: SLOClass, floor: ClassFloor) -> str:
     way_out = "ask for another class (GET /v1/slo shows which are open)"
     if slo_class.degrade_to is not None:
         way_out += f", or consent to class {slo_class.degrade_to!r} with slo.degrade or x-slo-degrade: 1"
+    if slo.tpot_s is None:
+        what, whose = f"class {slo_class.name!r} is closed", "its targets"
+    else:
+        what, whose = f"the target of {slo.tpot_s * 1000:g} ms per output token cannot be met", "the targets in force"
+        way_out = f"ask for at least {floor.tpot_s * 1000:.0f} ms per output token, {way_out}"
     return (
-        f"class {slo_class.name!r} is closed: this server's floors are {floor.tpot_s * 1000:.0f} ms per output token "
-        f"and {floor.ttft_s * 1000:.0f} ms to the first one, its targets {slo_class.tpot_s * 1000:.0f} ms and "
-        f"{slo_class.ttft_base_s * 1000:.0f} ms; {way_out}"
+        f"{what}: this server's floors are {floor.tpot_s * 1000:.0f} ms per output token "
+        f"and {floor.ttft_s * 1000:.0f} ms to the first one, {whose} {slo.tpot_target_s(slo_class) * 1000:.0f} ms and "
+        f"{_ttft_s(slo, slo_class) * 1000:.0f} ms; {way_out}"
     )
 
 

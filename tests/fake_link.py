@@ -75,6 +75,9 @@ class FakeLink:
     def snapshot(self) -> LinkStatus:
         return self._book.status(self._now_s)
 
+    def forget_bandwidth(self) -> None:
+        self._book.forget_bandwidth()
+
     def drain(self) -> None:
         self._refuse_if_dead()
         while self._book.num_open:

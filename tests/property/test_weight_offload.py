@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.weights import LoadedModel, load_model
 from kernels.native_library import NativeLibrary
 from offload.errors import OffloadError
+from offload.plan import OffloadPlan
 from offload.transfer import Direction
 from tests.in_process_engine import InProcessEngine
 from tests.offload_rig import MIN_STREAMED, NUM_LAYERS, NUM_SLOTS, OPTIONS, opened
@@ -182,3 +183,54 @@ def test_a_class_that_is_late_brings_layers_back_while_others_run(
             seen.append(rig.weights.num_streamed)
         assert seen[-1] == 2, f"still at {seen[-1]} after {len(seen)} steps"
         engine.run()
+
+
+def test_a_class_that_closed_is_tried_again_after_a_while_without_steps(
+    deep_model_path: Path, native_library: NativeLibrary
+) -> None:
+    """Only steps show that a link has recovered, and a closed class alone makes none."""
+    with opened(deep_model_path, native_library) as rig:
+        first = rig.plan
+        rig.replan = lambda bytes_per_s, factor: closed(first)
+        engine = rig.engine()
+        rig.link.bytes_per_s = 0.3e9
+        run_load(engine, 1, "batch")
+        engine.run()
+        assert rig.offload.plan is not first
+        engine.submit("early", [[1, 2]], slo="interactive")
+        engine.turn()
+        assert "early" in engine.refused
+        rig.link.bytes_per_s = 1e9
+        for _ in range(40):
+            wait_s = engine.core.wait_s()
+            if wait_s is None:
+                break
+            engine.clock.advance(wait_s)
+            engine.turn()
+        assert rig.offload.plan is first
+        engine.submit("later", [[1, 2]], slo="interactive", max_tokens=3)
+        engine.run()
+        assert len(engine.generated["later", 0].token_ids) == 3
+
+
+def closed(plan: OffloadPlan) -> OffloadPlan:
+    """With `interactive` closed."""
+    classes = tuple(
+        dataclasses.replace(c, is_open=c.name != "interactive", max_streamed_layers=None) for c in plan.classes
+    )
+    return dataclasses.replace(plan, classes=classes)
+
+
+def test_a_class_opens_only_with_something_to_spare(deep_model_path: Path, native_library: NativeLibrary) -> None:
+    """So that one at the edge does not open and close with every measurement."""
+    with opened(deep_model_path, native_library) as rig:
+        first = rig.plan
+        rig.replan = lambda bytes_per_s, factor: first if bytes_per_s >= 0.8e9 else closed(first)
+        engine = rig.engine()
+        opened_at = []
+        for bytes_per_s in (0.5e9, 0.81e9, 0.5e9, 0.85e9, 0.95e9):
+            rig.link.bytes_per_s = bytes_per_s
+            run_load(engine, 1, "batch", f"at {bytes_per_s} {len(opened_at)} ")
+            engine.run()
+            opened_at.append({c.name: c.is_open for c in rig.offload.plan.classes}["interactive"])
+        assert opened_at == [False, False, False, False, True]

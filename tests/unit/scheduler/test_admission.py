@@ -200,3 +200,36 @@ def test_a_closed_class_does_not_degrade_to_a_closed_one() -> None:
 def test_a_class_of_best_effort_is_served() -> None:
     verdict = Desk().judge(make_spec("a", 4, 4), num_running=0, num_free_blocks=9, link=closed("realtime"))
     assert verdict.kind is VerdictKind.ADMIT
+
+
+@pytest.mark.parametrize(
+    ("slo_class", "tpot_s", "is_served"),
+    [
+        ("interactive", 0.09, True),  # closed for its own 50 ms, not for what this request asks
+        ("interactive", 0.084, True),
+        ("interactive", 0.06, False),
+        ("realtime", 0.09, False),  # the first token is late all the same
+        ("standard", 0.01, True),  # never refused for expected lateness
+    ],
+)
+def test_a_target_of_its_own_is_what_a_request_is_judged_by(slo_class: str, tpot_s: float, is_served: bool) -> None:
+    floors = (
+        ClassFloor("realtime", is_open=False, ttft_s=0.9, tpot_s=0.084),
+        ClassFloor("interactive", is_open=False, ttft_s=0.9, tpot_s=0.084),
+        ClassFloor("standard", is_best_effort=True, ttft_s=0.9, tpot_s=0.084),
+    )
+    spec = make_spec("a", 4, 4, slo=SLO(slo_class, slo_class, tpot_s=tpot_s))
+    verdict = Desk().judge(spec, num_running=0, num_free_blocks=9, link=LinkSnapshot(classes=floors))
+    if is_served:
+        assert verdict.kind is VerdictKind.ADMIT
+    else:
+        assert verdict.reason is RefusalReason.CLASS_CLOSED
+        assert f"{tpot_s * 1000:g} ms per output token cannot be met" in verdict.message
+        assert "at least 84 ms" in verdict.message
+
+
+def test_an_open_class_does_not_promise_more_than_the_floor() -> None:
+    link = LinkSnapshot(classes=(ClassFloor("realtime", ttft_s=0.1, tpot_s=0.02),))
+    strict, loose = (make_spec("a", 4, 4, slo=SLO("realtime", "realtime", tpot_s=t)) for t in (0.01, 0.02))
+    assert Desk().judge(strict, num_running=0, num_free_blocks=9, link=link).reason is RefusalReason.CLASS_CLOSED
+    assert Desk().judge(loose, num_running=0, num_free_blocks=9, link=link).kind is VerdictKind.ADMIT
