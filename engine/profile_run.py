@@ -104,6 +104,9 @@ def _obtain(
         make_directory(path)  # before the time is spent
         logger.info("no performance record for this model and these options: measuring this machine, about 25 s")
         record = _measure(engine, scheduler, fingerprint, threads, library, report, tools)
+        if (problem := _problem(record)) is not None:
+            logger.warning("measuring once more: %s", problem)
+            record = _measure(engine, scheduler, fingerprint, threads, library, report, tools)
         _check(record)
         write_record(path, record)
         return ProfileResult(record, path, is_fresh=True)
@@ -169,15 +172,22 @@ def _known_record(path: Path, fingerprint: Fingerprint, scheduler: SchedulerConf
     return record
 
 
-def _check(record: PerformanceRecord) -> None:
-    """Raises ProfileError: what was measured contradicts itself."""
+def _problem(record: PerformanceRecord) -> str | None:
+    """Where what was measured contradicts itself; None: it does not."""
     try:
         check_measurements(record.measurements)
     except ImplausibleRecordError as error:
+        return error.problem
+    return None
+
+
+def _check(record: PerformanceRecord) -> None:
+    """Raises ProfileError: what was measured contradicts itself."""
+    if (problem := _problem(record)) is not None:
         raise ProfileError(
-            f"the measurements are of no use ({error.problem}): something else was computing all the time; "
+            f"the measurements are of no use ({problem}): something else was computing all the time; "
             "stop it, or wait, and measure again with `headrace profile`"
-        ) from error
+        )
 
 
 def _measure(

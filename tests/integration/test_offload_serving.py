@@ -42,11 +42,12 @@ class Served:
 
     def complete(self, prompt: str, slo_class: str) -> tuple[str, dict[str, str]]:
         """Text and headers of a greedy completion."""
-        raw = self.client.completions.with_raw_response.create(
-            model="default", prompt=prompt, max_tokens=MAX_TOKENS, temperature=0,
-            extra_headers={"x-slo-class": slo_class},
-        )  # fmt: skip
-        return raw.parse().choices[0].text, dict(raw.headers)
+        with self.client as client:
+            raw = client.completions.with_raw_response.create(
+                model="default", prompt=prompt, max_tokens=MAX_TOKENS, temperature=0,
+                extra_headers={"x-slo-class": slo_class},
+            )  # fmt: skip
+            return raw.parse().choices[0].text, dict(raw.headers)
 
     def all_texts(self) -> list[str]:
         """Of all prompts at once, half of them in each class that is never closed."""
@@ -139,5 +140,5 @@ def test_a_class_that_is_served_late_is_called_best_effort(streamed: Served) -> 
 def test_the_longest_request_is_what_the_plan_holds(streamed: Served) -> None:
     model = httpx.get(f"{streamed.url}/v1/models").json()["data"][0]
     assert 256 <= model["max_model_len"] <= 8192
-    with pytest.raises(openai.BadRequestError):
-        streamed.client.completions.create(model="default", prompt=[1] * model["max_model_len"], max_tokens=1)
+    with streamed.client as client, pytest.raises(openai.BadRequestError):
+        client.completions.create(model="default", prompt=[1] * model["max_model_len"], max_tokens=1)
