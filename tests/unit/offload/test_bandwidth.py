@@ -50,6 +50,15 @@ def test_percentiles_are_those_of_the_last_samples() -> None:
     assert wire.percentiles == (pytest.approx(window[20]), pytest.approx(window[2]))
 
 
+@pytest.mark.parametrize("rules", [RULES, BandwidthRules()])
+def test_one_stall_among_the_first_samples_is_not_their_percentile(rules: BandwidthRules) -> None:
+    wire = Wire(1e9, rules)
+    wire.carry(3, 1e9)
+    wire.carry(1, 5e6)
+    wire.carry(round(rules.num_first_samples * rules.sample_s * 1e3), 1e9)
+    assert wire.percentiles == (pytest.approx(1e9), pytest.approx(1e9))
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.1])
 def test_drop_is_seen_after_a_few_slices_and_no_sooner(factor: float) -> None:
     wire = Wire(1e9)
