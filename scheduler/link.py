@@ -41,6 +41,10 @@ class ClassFloor:
     tpot_s: float = 0.0
     max_streamed_layers: int | None = None
 
+    def is_late(self, own_tpot_s: float | None) -> bool:
+        """Whether a request that is served cannot be in time: by its class's targets, or by one of its own."""
+        return self.is_best_effort if own_tpot_s is None else own_tpot_s < self.tpot_s
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkSnapshot:

@@ -361,7 +361,7 @@ class Scheduler:
                 request.num_cached_tokens,
                 spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - request.num_cached_tokens),
                 spec.slo.tpot_target_s(slo_class),
-                floor is not None and floor.is_best_effort,
+                floor is not None and floor.is_late(spec.slo.tpot_s),
             )
         )
 

@@ -37,3 +37,9 @@ def test_floor_of_a_class_is_found_by_its_name() -> None:
     snapshot = LinkSnapshot(classes=floors)
     assert snapshot.floor("batch") == floors[1]
     assert snapshot.floor("mine") is None and NO_LINK.floor("batch") is None
+
+
+def test_a_served_request_is_late_by_its_class_or_by_a_target_of_its_own() -> None:
+    late, in_time = ClassFloor("standard", is_best_effort=True, tpot_s=0.1), ClassFloor("standard", tpot_s=0.1)
+    assert late.is_late(None) and not in_time.is_late(None)
+    assert not late.is_late(0.2) and in_time.is_late(0.05)
