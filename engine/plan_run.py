@@ -126,9 +126,15 @@ def report_plan(
 def _request(
     config: PlanConfig, model: PlannedModel, engine: EngineConfig, scheduler: SchedulerConfig, default_bytes: int
 ) -> PlanRequest:
-    load = ReferenceLoad(
-        config.num_sequences, config.context_tokens, config.prompt_tokens, scheduler.max_num_batched_tokens
+    """Raises PlanError: the load is longer than the model reads."""
+    context_tokens, prompt_tokens = (
+        _within_model(model, option, asked, default)
+        for option, asked, default in (
+            ("--context", config.context_tokens, PlanConfig().context_tokens),
+            ("--prompt", config.prompt_tokens, PlanConfig().prompt_tokens),
+        )
     )
+    load = ReferenceLoad(config.num_sequences, context_tokens, prompt_tokens, scheduler.max_num_batched_tokens)
     return PlanRequest(
         device_bytes=config.device_memory_bytes or default_bytes,
         host_bytes=config.host_memory_bytes,
@@ -142,6 +148,14 @@ def _request(
         strategy=config.offload_strategy,
         load=load,
     )
+
+
+def _within_model(model: PlannedModel, option: str, asked: int, default: int) -> int:
+    """What was asked for; where nothing was, no more than the model reads."""
+    longest = model.config.max_position_tokens
+    if asked > max(longest, default):
+        raise PlanError(f"{option} is {asked:,}, {model.shape.name} reads at most {longest:,} tokens; ask for less")
+    return min(asked, longest)
 
 
 def _gpu_model(place: ModelPlace, engine: EngineConfig) -> PlannedModel:

@@ -171,3 +171,9 @@ def test_the_kv_of_all_sequences_is_wanted_and_what_is_short_is_said() -> None:
     assert plan["kv_tokens"] < 64 * 2048
     assert short.notes[0].startswith(f"The KV at start holds {plan['kv_tokens']:,} of the 131,072 tokens asked for")
     assert short.notes[1] == f"A prompt of 4,000 tokens is longer than max_model_len, {plan['max_model_len']:,}."
+
+
+@pytest.mark.parametrize("option", ["context", "prompt"])
+def test_a_load_longer_than_the_model_reads_is_refused(option: str) -> None:
+    with pytest.raises(PlanError, match=rf"--{option} is 8,193, llama-3-8b reads at most 8,192 tokens"):
+        on_gpu("llama-3-8b", "a10", **{f"{option}_tokens": 8193})
