@@ -19,6 +19,7 @@ import msgspec
 
 from engine.errors import EventLogError
 from scheduler.config import SchedulerConfig
+from scheduler.latency_coefficients import LatencyCoefficients
 from scheduler.link import LinkSnapshot
 from scheduler.output import FinishedRequest, SchedulerOutput, StepResult, Verdict
 from scheduler.request import RequestSpec
@@ -26,8 +27,8 @@ from scheduler.slo import SLOClass
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
-_MAGIC = b"HRLOG\x00\x00\x02"
+VERSION = 3
+_MAGIC = b"HRLOG\x00\x00\x03"
 _FRAME_HEAD = struct.Struct("<II")
 
 
@@ -58,6 +59,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     default_class: str
     num_blocks: int
     max_model_len: int
+    latency: LatencyCoefficients | None = None
+    """What the steps were predicted by at first; None: they were not."""
     version: int = VERSION
 
 

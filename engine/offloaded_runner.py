@@ -10,6 +10,7 @@ import torch
 
 from engine.compute_share import offload_threads
 from engine.dtype import resolve_dtype
+from engine.latency_fit import fit_latency, streamed_layer_bytes
 from engine.model_runner import ModelRunner
 from engine.offload_setup import OffloadSetup
 from engine.process_config import ProcessConfig
@@ -67,7 +68,8 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
         placed.weights.kv_memory, None if library is None else NativeRowSampling(library),
     )  # fmt: skip
     built = describe_built(config, model, runner, num_blocks, limit, threads)
-    return dataclasses.replace(built, offload=setup.manager(runner.kv_cache))
+    latency = fit_latency(result.record, streamed_layer_bytes(placed.plan))
+    return dataclasses.replace(built, offload=setup.manager(runner.kv_cache), latency=latency)
 
 
 def choose_device(is_restart: bool) -> Device:

@@ -24,6 +24,7 @@ from engine.sampling_params import SamplingParams
 from engine.sockets import EngineSockets
 from offload.available_memory import available_memory_bytes
 from offload.errors import OffloadError
+from scheduler.latency_model import LatencyModel
 from scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ def _run(
         built.offload.verify()
     except OffloadError as error:
         raise EngineStartError(str(error)) from error
-    scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len)
+    latency = None if built.latency is None else LatencyModel(built.latency)
+    scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len, latency)
     with _event_log(config, built) as event_log:
         core = EngineCore(
             scheduler,
@@ -181,6 +183,7 @@ def _event_log(config: ProcessConfig, built: BuiltRunner) -> Iterator[EventLog |
         default_class=config.default_class,
         num_blocks=built.num_blocks,
         max_model_len=built.max_model_len,
+        latency=built.latency,
     )
     event_log = _open_event_log(Path(config.engine.event_log_path), header, config.is_restart)
     try:

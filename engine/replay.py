@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.errors import EventLogError, ReplayMismatch
 from engine.event_log import AddAction, Header, ScheduleFrame, UpdateFrame, digest, read_frames
+from scheduler.latency_model import LatencyModel
 from scheduler.output import SchedulerOutput
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
@@ -29,7 +30,8 @@ class _Replay:
     def __init__(self, header: Header, process: int) -> None:
         self._process = process
         classes = SLOClasses(header.classes, header.default_class)
-        self._scheduler = Scheduler(header.scheduler, classes, header.num_blocks, header.max_model_len)
+        latency = None if header.latency is None else LatencyModel(header.latency)
+        self._scheduler = Scheduler(header.scheduler, classes, header.num_blocks, header.max_model_len, latency)
         self._in_flight: dict[int, SchedulerOutput] = {}
 
     def schedule(self, frame: ScheduleFrame) -> SchedulerOutput:

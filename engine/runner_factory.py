@@ -13,6 +13,7 @@ from engine.process_config import ProcessConfig
 from engine.processors import available_processors, fixed_threads
 from engine.runner import Runner
 from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
+from scheduler.latency_coefficients import LatencyCoefficients
 
 if TYPE_CHECKING:
     from engine.model_config import ModelConfig
@@ -45,6 +46,8 @@ class BuiltRunner:
     """Of the matrices, by the name of their format."""
     offload: OffloadManager = dataclasses.field(default_factory=NoOffload)
     """Of the runner's weights."""
+    latency: LatencyCoefficients | None = None
+    """What steps are predicted by; None where no performance record exists."""
     step_s_by_threads: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """What the probe measured for each number of threads that it tried; empty: somebody else chose."""
 

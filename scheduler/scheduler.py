@@ -20,6 +20,7 @@ from scheduler.admission import AdmissionControl
 from scheduler.config import SchedulerConfig
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
+from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import (
     Admission,
@@ -38,6 +39,7 @@ from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
 from scheduler.stats import SchedulerCounters, SchedulerStats
 from scheduler.step_plan import StepPlan
+from scheduler.step_timing import StepTiming
 from scheduler.steps_in_flight import StepEntry, StepsInFlight
 from scheduler.waiting_queue import WaitingQueue
 
@@ -61,7 +63,18 @@ class _Start:
 class Scheduler:
     """Owns the requests and, through KVCacheManager, the device blocks. No clock, no randomness, no token ids."""
 
-    def __init__(self, config: SchedulerConfig, classes: SLOClasses, num_blocks: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        classes: SLOClasses,
+        num_blocks: int,
+        max_model_len: int,
+        latency: LatencyModel | None = None,
+    ) -> None:
+        """
+        Args:
+            latency: predicts steps and learns from them; of this scheduler alone. None: nothing is predicted.
+        """
         self._config = config
         self._classes = classes
         self._policy = make_policy(config.scheduler_policy, classes)
@@ -75,6 +88,7 @@ class Scheduler:
         self._admission = AdmissionControl(config, classes, num_blocks, max_model_len, self._watermark_blocks)
         self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks)
         self._counters = SchedulerCounters()
+        self._timing = StepTiming(latency)
         self._next_step_id = 0
         self._link = NO_LINK
 
@@ -138,7 +152,9 @@ class Scheduler:
         self._make_room_for_head(plan)
         prefills = self._schedule_decodes(plan)
         self._schedule_prefills(prefills, plan)
-        output, step = plan.seal(self._demand())
+        is_alone = not len(self._steps) and not plan.has_copies
+        prediction = self._timing.begin(plan.scheduled, link, is_alone=is_alone)
+        output, step = plan.seal(self._demand(), prediction)
         self._steps.push(step)
         return output
 
@@ -155,6 +171,7 @@ class Scheduler:
             if reason is not None:
                 finished.append(self._finish(entry.request, reason))
         self._kv.release(step.held_block_ids)
+        self._timing.end(step.prediction, result, now_s - output.now_s)
         self._admission.observe(output.num_tokens, now_s - output.now_s)
         return tuple(finished)
 
@@ -180,6 +197,7 @@ class Scheduler:
         self._queue.check(waiting)
         self._groups.check(self._requests)
         self._kv.check(running, self._steps.held_block_ids())
+        self._timing.check()
         for request in self._requests.values():
             request.check()
             self._steps.check(request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from scheduler.latency_model import StepPrediction
 from scheduler.output import Admission, BlockCopy, Expiry, MemoryDemand, ScheduledRequest, SchedulerOutput
 from scheduler.request import Request
 from scheduler.steps_in_flight import InFlightStep, StepEntry
@@ -41,11 +44,22 @@ class StepPlan:
         """Copy blocks before the step computes; the step holds the reference that `KVCacheManager.fork` took."""
         self._copies.extend(copies)
 
+    @property
+    def scheduled(self) -> Sequence[ScheduledRequest]:
+        """So far."""
+        return self._scheduled
+
+    @property
+    def has_copies(self) -> bool:
+        return bool(self._copies)
+
     def explain(self, reason: str) -> None:
         """Note why something was not scheduled."""
         self._reasons[reason] = None
 
-    def seal(self, demand: MemoryDemand) -> tuple[SchedulerOutput, InFlightStep]:
+    def seal(
+        self, demand: MemoryDemand, prediction: StepPrediction | None = None
+    ) -> tuple[SchedulerOutput, InFlightStep]:
         """The record for the runner, and what `update` needs to know of it."""
         output = SchedulerOutput(
             step_id=self.step_id,
@@ -55,7 +69,8 @@ class StepPlan:
             admissions=tuple(self.admissions),
             preempted=tuple(self.preempted),
             expired=tuple(self.expired),
+            predicted_s=None if prediction is None else prediction.mean_s,
             demand=demand,
             reasons=tuple(self._reasons),
         )
-        return output, InFlightStep(self.step_id, tuple(self._entries), [c.source for c in self._copies])
+        return output, InFlightStep(self.step_id, tuple(self._entries), [c.source for c in self._copies], prediction)

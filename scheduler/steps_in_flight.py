@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from scheduler.block_pool import BlockPool, ReleasePreview
+from scheduler.latency_model import StepPrediction
 from scheduler.output import RequestResult, SchedulerOutput, StepResult
 from scheduler.request import FinishReason, Request
 
@@ -30,6 +31,8 @@ class InFlightStep:
     entries: tuple[StepEntry, ...]
     held_block_ids: list[int]
     """One reference each, given back at `update`: of requests that left meanwhile, and of sources of copies."""
+    prediction: StepPrediction | None = None
+    """Of its duration; None where there is no latency model."""
 
     def match(self, result: StepResult) -> dict[str, RequestResult]:
         """The results by request id.
@@ -59,6 +62,9 @@ class StepsInFlight:
         self._max_steps = max_steps
         self._pool = pool
         self._steps: deque[InFlightStep] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
     def check_room(self) -> None:
         """Raises RuntimeError: as many steps as allowed are in flight."""

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from engine.messages import Ready, StepOutputs, StepStats
 from scheduler.slo import SLOClasses
-from server.histogram_edges import OVERHEAD_S, STEP_S
+from server.histogram_edges import ERROR_RATIO, OVERHEAD_S, STEP_S
 
 _COUNTED = (
     "prompt_tokens_computed",
@@ -41,6 +41,18 @@ class EngineMetrics:
             "headrace_engine_overhead_seconds",
             "Of a step, the engine's own Python: schedule, update and messages.",
             buckets=OVERHEAD_S,
+            registry=registry,
+        )
+        self._predicted = Histogram(
+            "headrace_predicted_step_seconds",
+            "What the latency model expected of a step; beside headrace_step_seconds.",
+            buckets=STEP_S,
+            registry=registry,
+        )
+        self._error = Histogram(
+            "headrace_step_prediction_error_ratio",
+            "|predicted - measured| / measured of a step, where steps are predicted.",
+            buckets=ERROR_RATIO,
             registry=registry,
         )
         for name in self._names:
@@ -152,12 +164,19 @@ class EngineMetrics:
         if stats.step_id != self._last_step_id:  # else a turn of the loop that computed nothing
             self._step.observe(stats.step_s)
             self._overhead.observe(stats.overhead_s)
+            self._observe_prediction(stats)
         self._last_step_id = stats.step_id
 
     def waiting_by_class(self) -> dict[str, int]:
         """Choices that wait now, by class."""
         samples = [sample for metric in self._waiting.collect() for sample in metric.samples]
         return {sample.labels["slo_class"]: int(sample.value) for sample in samples}
+
+    def _observe_prediction(self, stats: StepStats) -> None:
+        if stats.predicted_s is None or stats.step_s <= 0.0:
+            return
+        self._predicted.observe(stats.predicted_s)
+        self._error.observe(abs(stats.predicted_s / stats.step_s - 1.0))
 
     def _forget(self) -> None:
         self._last_counts = dict.fromkeys(_COUNTED, 0)

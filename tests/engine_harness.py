@@ -10,6 +10,8 @@ from engine.messages import AbortChoices, AddGroup, GroupAdmitted, GroupRefused,
 from engine.offload_manager import OffloadManager
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
+from scheduler.latency_coefficients import LatencyCoefficients
+from scheduler.latency_model import LatencyModel
 from scheduler.scheduler import Scheduler
 from scheduler.slo import DEFAULT_CLASSES, SLOClasses
 from tests.fakes import EOS_TOKEN_ID, FakeRunner, HandClock
@@ -48,6 +50,7 @@ class EngineHarness:
         max_model_len: int | None = None,
         event_log_path: Path | None = None,
         offload: OffloadManager | None = None,
+        latency: LatencyCoefficients | None = None,
         **scheduler_options: object,
     ) -> None:
         options: dict[str, object] = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8}
@@ -55,7 +58,8 @@ class EngineHarness:
         self.clock = HandClock(tick_s=0.001)
         self.runner = FakeRunner(num_blocks, self.config.block_size, self.config.max_num_seqs)
         max_model_len = max_model_len or num_blocks * self.config.block_size
-        self.scheduler = Scheduler(self.config, SLOClasses(), num_blocks, max_model_len)
+        model = None if latency is None else LatencyModel(latency)
+        self.scheduler = Scheduler(self.config, SLOClasses(), num_blocks, max_model_len, model)
         self.event_log = None
         if event_log_path is not None:
             header = Header(
@@ -64,6 +68,7 @@ class EngineHarness:
                 default_class="standard",
                 num_blocks=num_blocks,
                 max_model_len=max_model_len,
+                latency=latency,
             )
             self.event_log = EventLog(event_log_path, header)
         self.core = EngineCore(

@@ -15,7 +15,9 @@ from engine.event_log import EventLog, Frame, Header, ScheduleFrame, UpdateFrame
 from engine.messages import AbortChoices
 from engine.replay import replay
 from scheduler.link import ClassFloor, LinkSnapshot
+from scheduler.ramp import Ramp
 from tests.engine_harness import EngineHarness, add_group
+from tests.latency_builders import make_coefficients
 from tests.scripted_offload import ScriptedOffload
 
 PROMPT = tuple(range(20, 33))
@@ -49,6 +51,29 @@ def test_a_recorded_run_replays_with_equal_digests(tmp_path: Path) -> None:
     num_steps = _record(tmp_path / "log")
     report = replay(tmp_path / "log")
     assert report.num_processes == 1 and report.num_steps == num_steps and report.num_tokens > num_steps
+
+
+def test_predictions_replay_bit_for_bit_from_the_coefficients_in_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    coefficients = make_coefficients(rows=Ramp(1e-4, (8.0,), (1e-5,)), sync_s=0.0)
+    harness = EngineHarness(event_log_path=path, latency=coefficients)
+    predicted = []
+    harness.turn(*[add_group(f"g{i}", PROMPT[i:], max_tokens=40) for i in range(3)])
+    while harness.core.num_live_choices:
+        predicted.append(harness.turn().stats.predicted_s)
+    assert len(set(predicted)) > 30, "the predictions followed what was measured"
+    assert harness.event_log is not None
+    harness.event_log.close()
+    assert replay(path).num_steps == len(predicted) + 1
+    frames = list(read_frames(path))
+    path.unlink()
+    assert isinstance(frames[0], Header) and frames[0].latency == coefficients
+    log = EventLog(path, msgspec.structs.replace(frames[0], latency=dataclasses.replace(coefficients, sync_s=1e-9)))
+    for frame in frames[1:]:
+        log._append(frame)
+    log.close()
+    with pytest.raises(ReplayMismatch, match="what was scheduled"):
+        replay(path)
 
 
 def _record_streaming(path: Path) -> list[str]:

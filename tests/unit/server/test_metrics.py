@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -83,6 +84,20 @@ def test_all_label_pairs_exist_from_the_start(metrics: Metrics) -> None:
         assert samples["headrace_requests_waiting", frozenset({("slo_class", name)})] == 0.0
     for source in ("compute", "device_hit", "recompute"):
         assert samples["headrace_prompt_tokens_total", frozenset({("source", source)})] == 0.0
+
+
+def test_predicted_steps_are_shown_beside_measured_ones(metrics: Metrics) -> None:
+    for step_id, predicted_s in enumerate((None, 0.025, 0.015, 0.02)):
+        outputs = _stats(step_id)
+        metrics.on_step(
+            msgspec.structs.replace(outputs, stats=msgspec.structs.replace(outputs.stats, predicted_s=predicted_s))
+        )
+    samples = _samples(metrics)
+    assert _value(samples, "headrace_step_seconds_count") == 4
+    assert _value(samples, "headrace_predicted_step_seconds_count") == 3
+    assert _value(samples, "headrace_predicted_step_seconds_sum") == pytest.approx(0.06)
+    assert _value(samples, "headrace_step_prediction_error_ratio_bucket", le="0.01") == 1
+    assert _value(samples, "headrace_step_prediction_error_ratio_bucket", le="0.3") == 3
 
 
 def test_vllms_names_are_there(metrics: Metrics) -> None:
