@@ -33,7 +33,7 @@ from offload.target import ClassTarget
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClass
 
-_USABLE = 0.9
+USABLE_SHARE = 0.9
 """Of an accelerator's memory: the rest is its driver's, and fragments."""
 
 
@@ -61,7 +61,7 @@ def plan_for_gpu(
     assert config.gpu is not None
     try:
         hardware = find_hardware(config.gpu)
-        model = _gpu_model(place, engine)
+        model = gpu_model(place, engine)
     except (OffloadError, EngineError, ValueError) as error:
         raise PlanError(str(error)) from error
     if config.link_gbps is not None:
@@ -72,7 +72,7 @@ def plan_for_gpu(
         hardware = dataclasses.replace(hardware, link=link)
     cost = HardwareCost.effective(hardware, model.shape)
     request = dataclasses.replace(
-        _request(config, model, engine, scheduler, int(hardware.memory_bytes * _USABLE)),
+        _request(config, model, engine, scheduler, int(hardware.memory_bytes * USABLE_SHARE)),
         restart_s=hardware.restart_s,
         assumed_cost=HardwareCost.peak(hardware, model.shape),
     )
@@ -87,18 +87,7 @@ def plan_for_this_machine(
     Raises:
         PlanError: there is no record of this model on this machine, or a file cannot be read.
     """
-    if place.path is None:
-        raise PlanError(
-            f"{place.name} is a built-in shape and has no record on this machine: add --gpu ID, or give the path of "
-            f"its files and run `headrace profile` on them"
-        )
-    engine = dataclasses.replace(engine, model_path=str(place.path))
-    try:
-        record, is_native = _find_record(engine, place.name)
-        dtype = resolve_dtype(engine.dtype)
-        model = model_in_files(place.path, _choice(dtype, engine, is_native), place.name)
-    except (OffloadError, OSError, ValueError) as error:
-        raise PlanError(str(error)) from error
+    model, record = recorded_model(place, engine)
     cost = record.capped(*_caps(config, model, record))
     all_resident = model.shape.weights_bytes + engine.kv_cache_memory_bytes
     request = _request(config, model, engine, scheduler, all_resident)
@@ -158,12 +147,38 @@ def _within_model(model: PlannedModel, option: str, asked: int, default: int) ->
     return min(asked, longest)
 
 
-def _gpu_model(place: ModelPlace, engine: EngineConfig) -> PlannedModel:
+def gpu_model(place: ModelPlace, engine: EngineConfig) -> PlannedModel:
+    """A model for an accelerator of the table.
+
+    Raises:
+        EngineError, OffloadError, ValueError: it is not known, or its files cannot be read.
+    """
     if place.path is None:
         return built_in_model(place.name, engine.dtype, engine.quantize)
     # Not this machine's choice of "auto": every accelerator of the table multiplies 16 bits.
     dtype = torch.bfloat16 if engine.dtype == "auto" else DTYPES[engine.dtype]
     return model_in_files(place.path, _choice(dtype, engine, is_native=True), place.name)
+
+
+def recorded_model(place: ModelPlace, engine: EngineConfig) -> tuple[PlannedModel, PerformanceRecord]:
+    """A model in files, and this machine's record of it in the cache; nothing is measured.
+
+    Raises:
+        PlanError: there is no record of this model on this machine, or a file cannot be read.
+    """
+    if place.path is None:
+        raise PlanError(
+            f"{place.name} is a built-in shape and has no record on this machine: add --gpu ID, or give the path of "
+            f"its files and run `headrace profile` on them"
+        )
+    engine = dataclasses.replace(engine, model_path=str(place.path))
+    try:
+        record, is_native = _find_record(engine, place.name)
+        dtype = resolve_dtype(engine.dtype)
+        model = model_in_files(place.path, _choice(dtype, engine, is_native), place.name)
+    except (OffloadError, OSError, ValueError) as error:
+        raise PlanError(str(error)) from error
+    return model, record
 
 
 def _choice(dtype: torch.dtype, engine: EngineConfig, is_native: bool) -> FormatChoice:

@@ -66,20 +66,23 @@ class ClassMix:
         return rng.choices(self.classes, weights=[c.share for c in self.classes])[0]
 
 
-def parse_class_mix(config: BenchConfig) -> ClassMix:
+def parse_class_mix(config: BenchConfig, option: str = "--class") -> ClassMix:
     """The mix that the options describe.
 
+    Args:
+        option: what a user calls the option of a class, for the messages.
+
     Raises:
-        BenchError: a `--class` cannot be read, or names repeat.
+        BenchError: a class cannot be read, or names repeat.
     """
     prompt = TokenRange.parse(config.prompt_tokens, "--prompt-tokens")
     output = TokenRange.parse(config.output_tokens, "--output-tokens")
     if not config.classes:
         return ClassMix((ClassShare(NO_CLASS, 1.0, prompt, output),), names_class=False)
-    classes = tuple(_parse_class(text, prompt, output) for text in config.classes)
+    classes = tuple(_parse_class(text, option, prompt, output) for text in config.classes)
     names = [c.name for c in classes]
     if len(set(names)) != len(names):
-        raise BenchError(f"--class names repeat: {', '.join(names)}")
+        raise BenchError(f"{option} names repeat: {', '.join(names)}")
     return ClassMix(classes, names_class=True)
 
 
@@ -102,21 +105,21 @@ def split_option(text: str, option: str) -> tuple[str, dict[str, str]]:
     return name.strip(), pairs
 
 
-def _parse_class(text: str, prompt: TokenRange, output: TokenRange) -> ClassShare:
-    name, pairs = split_option(text, "--class")
+def _parse_class(text: str, option: str, prompt: TokenRange, output: TokenRange) -> ClassShare:
+    name, pairs = split_option(text, option)
     unknown = sorted(set(pairs) - {"", "share", "prompt", "output"})
     if unknown:
-        raise BenchError(f"--class {text!r}: unknown key {unknown[0]!r}: the known ones are share, prompt and output")
+        raise BenchError(f"{option} {text!r}: unknown key {unknown[0]!r}: the known ones are share, prompt and output")
     share = pairs.get("share", pairs.get("", "1"))
     try:
         weight = float(share)
     except ValueError:
         weight = math.nan
     if not (weight > 0.0 and math.isfinite(weight)):
-        raise BenchError(f"--class {text!r}: the share is {share!r}, it must be a number above 0")
+        raise BenchError(f"{option} {text!r}: the share is {share!r}, it must be a number above 0")
     return ClassShare(
         name,
         weight,
-        TokenRange.parse(pairs["prompt"], f"--class {text!r}: prompt") if "prompt" in pairs else prompt,
-        TokenRange.parse(pairs["output"], f"--class {text!r}: output") if "output" in pairs else output,
+        TokenRange.parse(pairs["prompt"], f"{option} {text!r}: prompt") if "prompt" in pairs else prompt,
+        TokenRange.parse(pairs["output"], f"{option} {text!r}: output") if "output" in pairs else output,
     )

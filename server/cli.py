@@ -12,7 +12,9 @@ import typer
 
 from engine.config import EngineConfig
 from engine.plan_config import PlanConfig
+from engine.simulation.config import SimulateConfig
 from loadgen.config import BenchConfig
+from loadgen.traces.command_line import trace_app
 from offload.config import OffloadConfig
 from scheduler.config import SchedulerConfig
 from server.command_line import SectionedCommand, Typed, command_of
@@ -52,6 +54,16 @@ PLAN_OPTIONS = tuple(
     for option in options_of(PlanConfig, EngineConfig, SchedulerConfig, without={"model_path"})
     if option.field in _PLAN_FIELDS
 )
+_SIMULATE_FIELDS = {
+    *(field.name for field in dataclasses.fields(SimulateConfig)),
+    *("dtype", "quantize", "kv_cache_memory_bytes", "max_model_len_tokens", "threads", "kernels", "batch_invariant"),
+    *("max_num_batched_tokens", "max_num_seqs", "block_size", "max_queued_requests", "scheduler_policy"),
+}
+SIMULATE_OPTIONS = tuple(
+    dataclasses.replace(option, name="policy") if option.field == "scheduler_policy" else option
+    for option in options_of(SimulateConfig, EngineConfig, SchedulerConfig, without={"model_path"})
+    if option.field in _SIMULATE_FIELDS
+)
 _MODEL_HELP = f"Directory, GGUF file, hub id or alias; default: {DEFAULT_ALIAS}."
 _SERVE_HELP = (
     "Serve a model over the OpenAI API. Every option is also a variable (--port is HEADRACE_PORT) and a key of the "
@@ -73,6 +85,11 @@ _PLAN_HELP = (
     "the built-in table. The status is 0 with a plan, 3 where none serves any class."
 )
 _PLAN_MODEL_HELP = f"{_MODEL_HELP[:-1]}. With --gpu also a built-in shape, such as llama-3-8b or opt-6.7b."
+_SIMULATE_HELP = (
+    "Say who would be served in time under a load: the scheduler of `serve`, with all weights on the device, on a "
+    "virtual clock. Steps take what the record of `profile` says for this machine, or with --gpu what an accelerator "
+    "of the built-in table would take. The same seed gives the same result."
+)
 
 app = typer.Typer(
     name="headrace",
@@ -82,6 +99,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(trace_app, name="trace", short_help="Import and describe recorded load.")
 
 
 def main() -> None:
@@ -265,6 +283,50 @@ def _plan(model: str | None, config_path: Path | None, typed: Typed) -> None:
     raise typer.Exit(status)
 
 
+def _simulate(model: str | None, config_path: Path | None, typed: Typed) -> None:
+    from loadgen.class_mix import NO_CLASS, parse_class_mix
+    from loadgen.config import BenchError
+    from server.log_setup import set_up_logging
+    from server.settings import SettingsError, load_settings
+    from server.slo_table import SLOTableError, load_slo_classes
+
+    try:
+        settings = load_settings(SIMULATE_OPTIONS, typed, {}, config_path)
+        config = settings.build(SimulateConfig)
+        scheduler = settings.build(SchedulerConfig)
+        engine = settings.build(EngineConfig, model_path="")  # its place is known further below
+        classes = load_slo_classes(config.classes_path, None)
+        shares = parse_class_mix(BenchConfig(url="", classes=config.mix), "--mix").classes
+    except (SettingsError, SLOTableError, BenchError) as error:
+        _fail(str(error), EXIT_USAGE)
+    if None not in (model, config.model) and model != config.model:
+        _fail(f"MODEL is {model!r} and --model {config.model!r}: give one", EXIT_USAGE)
+    set_up_logging("WARNING")
+
+    # Here and not above: these take seconds to import, and the errors above should not wait for that.
+    from rich.console import Console
+
+    from engine.errors import EngineError
+    from engine.simulation.traffic import TrafficClass
+    from server.simulate_command import run_simulate
+
+    mix = tuple(
+        TrafficClass(
+            classes.default.name if share.name == NO_CLASS else share.name,
+            share.share,
+            (share.prompt_tokens.low, share.prompt_tokens.high),
+            (share.output_tokens.low, share.output_tokens.high),
+        )
+        for share in shares
+    )
+    out = Console()
+    out = out if out.is_terminal else Console(width=_LOG_COLUMNS)
+    try:
+        run_simulate(config, model or config.model or DEFAULT_ALIAS, engine, scheduler, classes, mix, out)
+    except EngineError as error:
+        _fail(str(error))
+
+
 def _config_variable() -> Path | None:
     path = os.environ.get("HEADRACE_CONFIG")
     return Path(path) if path else None
@@ -306,6 +368,9 @@ app.command("profile", help=_PROFILE_HELP, short_help="Measure this machine with
 app.command("plan", help=_PLAN_HELP, short_help="Say what a machine could serve in time.", cls=SectionedCommand)(
     command_of(PLAN_OPTIONS, _plan, "MODEL", _PLAN_MODEL_HELP)
 )
+app.command(
+    "simulate", help=_SIMULATE_HELP, short_help="Say who would be served in time under a load.", cls=SectionedCommand
+)(command_of(SIMULATE_OPTIONS, _simulate, "MODEL", _PLAN_MODEL_HELP))
 app.command(
     "bench", help=_BENCH_HELP, short_help="Load a server; show who met its targets, by class.", cls=SectionedCommand
 )(command_of(BENCH_OPTIONS, _bench, "URL", "Of the server, with or without /v1.", is_required=True))

@@ -1,0 +1,60 @@
+"""Options of `headrace simulate` that are of nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from offload.config import EmulatedId
+
+DEFAULT_LOAD = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimulateConfig:
+    """What is to be simulated. `metadata["help"]` is the command line's text.
+
+    Raises:
+        ValueError: a value is out of bounds, or two contradict each other.
+    """
+
+    model: str | None = dataclasses.field(
+        default=None, metadata={"help": "The same as MODEL: a path, a hub id, an alias or a built-in shape."}
+    )
+    gpu: EmulatedId | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Simulate this accelerator by the built-in table; default: this machine, by its record."},
+    )
+    mix: tuple[str, ...] = dataclasses.field(
+        default=(),
+        metadata={
+            "help": "Latency class and its share: NAME:SHARE[,prompt=TOKENS][,output=TOKENS], TOKENS being a number or "
+            "LOW-HIGH; may be repeated. None: the default class, 128 tokens of prompt and 32 of output."
+        },
+    )
+    rate: float | None = dataclasses.field(
+        default=None, metadata={"help": "Requests per second, arriving at random (Poisson).", "min": 1e-6}
+    )
+    load: float | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Instead of --rate: a multiple of the capacity, which is the highest rate at which `priority` "
+            "serves 90 % of the offered requests of protected classes in time. Default: 1.",
+            "min": 1e-3,
+        },
+    )
+    requests: int = dataclasses.field(default=500, metadata={"help": "Requests that arrive.", "min": 1})
+    seed: int = dataclasses.field(
+        default=0, metadata={"help": "Of arrivals, classes and lengths: the same seed gives the same result."}
+    )
+    classes_path: str | None = dataclasses.field(
+        default=None, metadata={"help": "TOML file of latency classes that replaces the built-in table."}
+    )
+    json_path: str | None = dataclasses.field(default=None, metadata={"help": "Write the result to this file."})
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            low, value = field.metadata.get("min"), getattr(self, field.name)
+            if low is not None and value is not None and not value >= low:
+                raise ValueError(f"{field.name} is {value}, it must be at least {low}")
+        if self.rate is not None and self.load is not None:
+            raise ValueError(f"rate ({self.rate:g}) and load ({self.load:g}) both set how fast requests come; give one")

@@ -1,0 +1,177 @@
+"""`headrace simulate`: who would be served in time, by the scheduler that is served, on a virtual clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from engine.config import EngineConfig
+from engine.simulation.capacity import CAPACITY_GOAL, busy_rate_per_s, find_capacity
+from engine.simulation.config import DEFAULT_LOAD, SimulateConfig
+from engine.simulation.machine import SimulatedMachine, simulated_gpu, simulated_host
+from engine.simulation.simulation_error import SimulationError
+from engine.simulation.simulator import Simulator
+from engine.simulation.traffic import Traffic, TrafficClass, draw_traffic
+from scheduler.config import SchedulerConfig
+from scheduler.slo import SLOClasses
+from server.plan_command import find_model
+from server.simulated_requests import SimulatedRun, observe
+from server.simulation_report import Attainment, attainment, by_class, protected_share
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Experiment:
+    """All that a simulation depends on, the rate and the policy apart."""
+
+    machine: SimulatedMachine
+    scheduler: SchedulerConfig
+    classes: SLOClasses
+    mix: tuple[TrafficClass, ...]
+    num_requests: int
+    seed: int
+
+    def traffic(self, rate_per_s: float) -> Traffic:
+        """The same requests at every rate.
+
+        Raises:
+            SimulationError: the model reads too little for any.
+        """
+        return draw_traffic(self.mix, self.num_requests, rate_per_s, self.seed, self.machine.max_model_len)
+
+    def run(self, rate_per_s: float) -> SimulatedRun:
+        """Raises SimulationError: see `traffic`."""
+        requests = self.traffic(rate_per_s).requests
+        return observe(requests, Simulator(self.machine, self.scheduler, self.classes).run(requests))
+
+    def capacity_per_s(self) -> float:
+        """Of the policy `priority`, whichever this one is.
+
+        Raises:
+            SimulationError: there is none.
+        """
+        static = dataclasses.replace(self, scheduler=dataclasses.replace(self.scheduler, scheduler_policy="priority"))
+        start = busy_rate_per_s(self.machine, self.scheduler, self.mix)
+        return find_capacity(lambda rate: protected_share(static.run(rate).records, self.classes), start)
+
+
+def run_simulate(
+    config: SimulateConfig,
+    name: str,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    classes: SLOClasses,
+    mix: tuple[TrafficClass, ...],
+    out: Console,
+) -> None:
+    """Simulate, show, and write the JSON file if there is to be one.
+
+    Raises:
+        SimulationError: the machine, the model or a class is not known, or a file cannot be written.
+        PlanError: there is no record of the model on this machine, or no model of that name.
+    """
+    _check_classes(mix, classes)
+    place = find_model(name)
+    if config.gpu is None:
+        machine = simulated_host(place, engine, scheduler)
+    else:
+        machine = simulated_gpu(config.gpu, place, engine, scheduler)
+    experiment = Experiment(machine, scheduler, classes, mix, config.requests, config.seed)
+    capacity = None if config.rate is not None else experiment.capacity_per_s()
+    rate = config.rate if capacity is None else capacity * (DEFAULT_LOAD if config.load is None else config.load)
+    assert rate is not None
+    run = experiment.run(rate)
+    values = {
+        "model": place.name,
+        **_heading(experiment, rate, capacity),
+        "duration_s": run.duration_s,
+        "turns": run.num_turns,
+        "preemptions": run.num_preemptions,
+        "overall": attainment(run.records, classes).values(),
+        "classes": {name: found.values() for name, found in by_class(run.records, classes).items()},
+    }
+    show(values, run, classes, out)
+    if config.json_path is not None:
+        _write(Path(config.json_path), values)
+
+
+def _check_classes(mix: tuple[TrafficClass, ...], classes: SLOClasses) -> None:
+    for c in mix:
+        if c.name not in classes.names:
+            raise SimulationError(f"--mix names class {c.name!r}; the known ones are {', '.join(classes.names)}")
+
+
+def _heading(experiment: Experiment, rate: float, capacity: float | None) -> dict[str, Any]:
+    machine = experiment.machine
+    return {
+        "machine": machine.name,
+        "policy": experiment.scheduler.scheduler_policy,
+        "seed": experiment.seed,
+        "rate_per_s": rate,
+        "capacity_per_s": capacity,
+        "capacity_goal": CAPACITY_GOAL,
+        "load": None if capacity is None else rate / capacity,
+        "max_model_len": machine.max_model_len,
+        "kv_blocks": machine.num_blocks,
+        "clipped": experiment.traffic(rate).num_clipped,
+    }
+
+
+def show(values: dict[str, Any], run: SimulatedRun, classes: SLOClasses, out: Console) -> None:
+    """Write the result for people."""
+
+    def line(text: str) -> None:
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    line(f"{values['model']} on {values['machine']}, policy {values['policy']}, seed {values['seed']}")
+    capacity = values["capacity_per_s"]
+    of_capacity = "" if capacity is None else f", {values['load']:.3g} x the capacity of {capacity:.4g}/s"
+    line(f"{len(run.records)} requests at {values['rate_per_s']:.4g}/s{of_capacity}: {values['duration_s']:.4g} s")
+    if values["clipped"]:
+        line(f"{values['clipped']} requests were longer than {values['max_model_len']:,} tokens, and were cut.")
+    out.print()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for index, column in enumerate(
+        ("class", "sent", "met", "offered", "admitted", "refused", "expired", "late", "TTFT p50", "p99", "TPOT p50")
+    ):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for name, found in by_class(run.records, classes).items():
+        table.add_row(*_row(name, found, values["classes"][name]))
+    table.add_row(*_row("overall", attainment(run.records, classes), values["overall"]))
+    out.print(table)
+
+
+def _row(name: str, found: Attainment, values: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        name,
+        str(found.num_sent),
+        str(values["met"]),
+        _share(found.offered),
+        _share(found.admitted),
+        str(values["refused"]),
+        str(values["expired"]),
+        str(found.num_late),
+        _milliseconds(values["ttft_s"]["p50"]),
+        _milliseconds(values["ttft_s"]["p99"]),
+        _milliseconds(values["tpot_s"]["p50"]),
+    )
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:,.0f} ms"
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SimulationError(f"--json {path}: {error.strerror}; name a file in a directory that exists") from error

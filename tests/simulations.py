@@ -1,0 +1,37 @@
+"""Simulated machines and loads with round numbers."""
+
+from __future__ import annotations
+
+from engine.simulation.machine import SimulatedMachine
+from engine.simulation.simulator import Simulator
+from engine.simulation.traffic import TrafficClass, draw_traffic
+from scheduler.config import SchedulerConfig
+from scheduler.slo import SLOClasses
+from server.simulated_requests import SimulatedRun, observe
+from tests.offload_shapes import FlatCost, make_shape
+
+NUM_LAYERS = 16
+LAYER_S, PER_ROW_S, HEAD_S, FIXED_S = 1e-3, 10e-6, 2e-3, 1e-3
+DECODE_S = NUM_LAYERS * LAYER_S + HEAD_S + FIXED_S
+"""A step in which every sequence computes one token."""
+
+
+def make_machine(num_blocks: int = 4096, max_model_len: int = 4096) -> SimulatedMachine:
+    """16 layers of 1 ms and 10 us a further row, 2 ms of head, 1 ms besides."""
+    cost = FlatCost(layer=LAYER_S, per_row=PER_ROW_S, head=HEAD_S, fixed=FIXED_S)
+    return SimulatedMachine("toy", make_shape(), cost, num_blocks, max_model_len)
+
+
+def mix_of(name: str, prompt_tokens: int, output_tokens: int, share: float = 1.0) -> TrafficClass:
+    """A class whose requests are all alike."""
+    return TrafficClass(name, share, (prompt_tokens, prompt_tokens), (output_tokens, output_tokens))
+
+
+def simulate(
+    mix: tuple[TrafficClass, ...], num_requests: int, rate_per_s: float, seed: int = 0, **scheduler_options: object
+) -> SimulatedRun:
+    """On `make_machine`, with the built-in classes."""
+    machine = make_machine()
+    config = SchedulerConfig(**scheduler_options)  # type: ignore[arg-type]
+    requests = draw_traffic(mix, num_requests, rate_per_s, seed, machine.max_model_len).requests
+    return observe(requests, Simulator(machine, config, SLOClasses()).run(requests))

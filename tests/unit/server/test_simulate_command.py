@@ -1,0 +1,128 @@
+"""`headrace simulate` as it is typed: table, JSON, the load it finds, and what is said where an option is wrong."""
+
+from __future__ import annotations
+
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from engine.plan_model import built_in_model
+from engine.plan_run import PlannedModel
+from engine.simulation import machine
+from offload.record import PerformanceRecord
+from offload.step_load import StepLoad
+from scheduler.config import SchedulerConfig
+from server.cli import SIMULATE_OPTIONS, app
+from tests.record_builders import FIXED_S, HEAD_PER_ROW_S, HEAD_S, OVERHEAD_PER_ROW_S, make_record, true_layer_s
+
+MIX = ("--mix", "realtime:2,prompt=200-800,output=10-20", "--mix", "batch:1,prompt=500,output=20")
+KEYS = {"sent", "met", "refused", "expired", "late_ttft", "late_tpot", "late_stall", "late_e2e", "offered_attainment"}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+def values_of(path: Path, *arguments: str) -> dict[str, Any]:
+    result = run("llama-3-8b", "--gpu", "h100", *MIX, *arguments, "--json", str(path))
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
+def test_a_simulation_is_shown_and_written_and_is_a_function_of_its_seed(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.json" for name in ("a", "b", "c")]
+    for path, seed in zip(paths, ("4", "4", "5"), strict=True):
+        values = values_of(path, "--rate", "30", "--requests", "40", "--seed", seed)
+    assert paths[0].read_bytes() == paths[1].read_bytes() != paths[2].read_bytes()
+    assert values["overall"]["sent"] == 40 == sum(found["sent"] for found in values["classes"].values())
+    assert list(values["classes"]) == ["realtime", "batch"]
+    assert all(KEYS | {"admitted_attainment"} <= set(found) for found in values["classes"].values())
+    assert (values["rate_per_s"], values["capacity_per_s"], values["policy"]) == (30.0, None, "priority")
+
+
+def test_the_table_has_a_line_for_each_class_and_one_for_all() -> None:
+    result = run("llama-3-8b", "--gpu", "h100", *MIX, "--rate", "30", "--requests", "20")
+    for text in ("NVIDIA H100", "20 requests at 30/s", "realtime", "batch", "overall", "100.0%"):
+        assert text in result.output
+
+
+def test_load_is_a_multiple_of_the_capacity_of_priority_for_every_policy(tmp_path: Path) -> None:
+    values = [
+        values_of(tmp_path / "out.json", "--load", "1.5", "--requests", "120", "--policy", policy)
+        for policy in ("priority", "fcfs")
+    ]
+    assert values[0]["capacity_per_s"] == values[1]["capacity_per_s"] > 0
+    for found in values:
+        assert found["rate_per_s"] == pytest.approx(1.5 * found["capacity_per_s"], rel=1e-12)
+    priority, fcfs = (found["classes"]["realtime"]["offered_attainment"] for found in values)
+    assert fcfs < priority < 0.9
+    at_capacity = values_of(tmp_path / "out.json", "--rate", str(values[0]["capacity_per_s"]), "--requests", "120")
+    assert at_capacity["classes"]["realtime"]["offered_attainment"] >= 0.9
+
+
+def test_without_gpu_the_record_of_this_machine_says_what_steps_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = make_record()
+
+    def recorded(*_: object) -> tuple[PlannedModel, PerformanceRecord]:
+        return built_in_model("llama-3-8b", "auto", None), record
+
+    monkeypatch.setattr(machine, "recorded_model", recorded)
+    path = tmp_path / "out.json"
+    mix = "standard:1,prompt=64,output=2"
+    result = run("llama-3-8b", "--mix", mix, "--rate", "0.01", "--requests", "1", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    values = json.loads(path.read_text())
+    assert "Imaginary Processor 9000" in values["machine"]
+    beside_s = HEAD_S + HEAD_PER_ROW_S + FIXED_S + OVERHEAD_PER_ROW_S
+    overall = values["overall"]
+    assert overall["ttft_s"]["p50"] == pytest.approx(32 * true_layer_s(StepLoad(64, 1, 64)) + beside_s, rel=0.1)
+    assert overall["tpot_s"]["p50"] == pytest.approx(32 * true_layer_s(StepLoad(1, 1, 65)) + beside_s, rel=0.1)
+
+
+def test_policies_are_those_of_the_scheduler() -> None:
+    (policy,) = (option for option in SIMULATE_OPTIONS if option.name == "policy")
+    assert policy.choices == typing.get_args(typing.get_type_hints(SchedulerConfig)["scheduler_policy"])
+
+
+def test_help_of_80_columns_shows_every_option() -> None:
+    lines = CliRunner().invoke(app, ["simulate", "--help"], terminal_width=80).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {f"--{option.name}" for option in SIMULATE_OPTIONS} <= {s.split()[0] for s in lines if s.startswith("  --")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "texts"),
+    [
+        (("llama-3-8b", "--gpu", "b200"), 2, ("b200", "rtx-4090", "gh200")),
+        (("opt-14b", "--gpu", "a10"), 1, ("opt-14b", "Did you mean opt-13b?")),
+        (("opt-13b",), 1, ("built-in shape", "--gpu ID")),
+        (("llama-3-70b", "--gpu", "a10"), 1, ("141.1 GB", "another --gpu", "streamed")),
+        (("llama-3-8b", "--gpu", "h100", "--rate", "1", "--load", "2"), 2, ("--rate", "--load", "give one")),
+        (("llama-3-8b", "--gpu", "h100", "--requests", "0"), 2, ("--requests", "1")),
+        (("llama-3-8b", "--gpu", "h100", "--policy", "lottery"), 2, ("--policy", "fcfs")),
+        (("llama-3-8b", "--gpu", "h100", "--mix", "gold:1"), 1, ("--mix", "gold", "realtime, interactive")),
+        (("llama-3-8b", "--gpu", "h100", "--mix", "batch:x"), 2, ("--mix 'batch:x'", "above 0")),
+        (("llama-3-8b", "--gpu", "h100", "--max-model-len", "9000"), 1, ("9000", "8192")),
+        (("llama-3-8b", "--model", "opt-13b", "--gpu", "a100-80"), 2, ("give one",)),
+        (("llama-3-8b", "--gpu", "h100", "--classes", "missing.toml"), 2, ("missing.toml",)),
+        (
+            ("llama-3-8b", "--gpu", "h100", "--rate", "1", "--requests", "1", "--json", "/nowhere/at/all.json"),
+            1,
+            ("--json /nowhere/at/all.json",),
+        ),
+    ],
+)
+def test_wrong_input_is_named_with_what_is_right(
+    arguments: tuple[str, ...], status: int, texts: tuple[str, ...]
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == status, result.output
+    for text in texts:
+        assert text in result.output
