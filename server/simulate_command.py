@@ -89,6 +89,7 @@ def run_simulate(
     values = {
         "model": place.name,
         **_heading(experiment, rate, capacity),
+        "arrivals_s": run.records[-1].arrival_s,
         "duration_s": run.duration_s,
         "turns": run.num_turns,
         "preemptions": run.num_preemptions,
@@ -131,7 +132,8 @@ def show(values: dict[str, Any], run: SimulatedRun, classes: SLOClasses, out: Co
     line(f"{values['model']} on {values['machine']}, policy {values['policy']}, seed {values['seed']}")
     capacity = values["capacity_per_s"]
     of_capacity = "" if capacity is None else f", {values['load']:.3g} x the capacity of {capacity:.4g}/s"
-    line(f"{len(run.records)} requests at {values['rate_per_s']:.4g}/s{of_capacity}: {values['duration_s']:.4g} s")
+    line(f"{len(run.records)} requests at {values['rate_per_s']:.4g}/s{of_capacity}")
+    line(f"arrivals over {values['arrivals_s']:.4g} s, the last one done after {values['duration_s']:.4g} s")
     if values["clipped"]:
         line(f"{values['clipped']} requests were longer than {values['max_model_len']:,} tokens, and were cut.")
     out.print()

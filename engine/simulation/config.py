@@ -42,7 +42,13 @@ class SimulateConfig:
             "min": 1e-3,
         },
     )
-    requests: int = dataclasses.field(default=500, metadata={"help": "Requests that arrive.", "min": 1})
+    requests: int = dataclasses.field(
+        default=2000,
+        metadata={
+            "help": "Requests that arrive. Too few are served before a queue has grown, and overstate the capacity.",
+            "min": 1,
+        },
+    )
     seed: int = dataclasses.field(
         default=0, metadata={"help": "Of arrivals, classes and lengths: the same seed gives the same result."}
     )

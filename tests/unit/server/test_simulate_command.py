@@ -42,6 +42,7 @@ def test_a_simulation_is_shown_and_written_and_is_a_function_of_its_seed(tmp_pat
     assert values["overall"]["sent"] == 40 == sum(found["sent"] for found in values["classes"].values())
     assert list(values["classes"]) == ["realtime", "batch"]
     assert all(KEYS | {"admitted_attainment"} <= set(found) for found in values["classes"].values())
+    assert 0.0 < values["arrivals_s"] < values["duration_s"]
     assert (values["rate_per_s"], values["capacity_per_s"], values["policy"]) == (30.0, None, "priority")
 
 
