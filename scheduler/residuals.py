@@ -13,7 +13,9 @@ MIN_STEPS = 20
 WEIGHT = 0.1
 """Of a new step in the correction."""
 MAX_RATIO = 4.0
-"""A step further off than this, or its inverse, counts as this far: one stall moves nothing much."""
+"""A step further off than this, or its inverse, counts as this far."""
+MAX_STRIDE = 1.25
+"""The correction follows a step as if it were off by this factor at most: one stall moves it by 2.5 %."""
 
 
 class Residuals:
@@ -47,7 +49,8 @@ class Residuals:
             del self._ordered[bisect.bisect_left(self._ordered, oldest)]
         self._recent.append(residual)
         bisect.insort(self._ordered, residual)
-        self.correction += WEIGHT * (ratio - self.correction)
+        followed = self.correction * min(max(residual, 1.0 / MAX_STRIDE), MAX_STRIDE)
+        self.correction += WEIGHT * (followed - self.correction)
         return residual
 
     def check(self) -> None:
