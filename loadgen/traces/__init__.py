@@ -1,0 +1,1 @@
+"""Recorded load: one canonical form of a trace, importers of published ones, and what a trace is like."""

@@ -1,0 +1,63 @@
+"""Files told by their first line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.traces.importer import ImportConfig, import_trace, load_trace
+from loadgen.traces.source_format import SourceFormat, recognise
+from loadgen.traces.trace_error import TraceError
+from tests.trace_files import mooncake_line, write_azure_2023, write_azure_2024, write_lines
+
+
+def test_raw_files_are_read_where_a_trace_is_expected(tmp_path: Path) -> None:
+    old = write_azure_2023(tmp_path / "a", ["2023-11-16 18:17:03.9799600,4808,10"])
+    new = write_azure_2024(tmp_path / "b", ["2024-05-10 00:00:00.009930+00:00,2162,5"])
+    mooncake = write_lines(tmp_path / "c", [mooncake_line(0, 600, 5, [0, 1])])
+    canonical = write_lines(tmp_path / "d", ['{"t": 0, "in": 1, "out": 1}'])
+    assert [recognise(path) for path in (old, new, mooncake, canonical)] == [
+        SourceFormat.AZURE,
+        SourceFormat.AZURE,
+        SourceFormat.MOONCAKE,
+        SourceFormat.CANONICAL,
+    ]
+    assert [load_trace(path).requests[0].in_tokens for path in (old, new, mooncake, canonical)] == [4808, 2162, 600, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "the first line is empty"),
+        ("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens", "columns TIMESTAMP, NumImages"),
+        ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "columns Timestamp, Model"),
+        ('{"t": 0', "the first line is not JSON"),
+        ('{"id": 1, "conversations": []}', "keys id, conversations"),
+        (
+            '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.1, "input_length": 5, "output_length": 1, '
+            '"type": "text", "turn": 1, "hash_ids": [1]}',
+            "keys chat_id, parent_chat_id",  # Mooncake's keys, but seconds and blocks of 16 tokens
+        ),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, line: str, message: str) -> None:
+    path = write_lines(tmp_path / "x", [line])
+    with pytest.raises(TraceError, match=rf"x: .*{message}.*; known are the canonical JSONL, Azure"):
+        load_trace(path)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
+    with pytest.raises(TraceError, match="packed: not text in UTF-8; unpack it first"):
+        load_trace(tmp_path / "packed")
+    with pytest.raises(TraceError, match="absent: No such file"):
+        load_trace(tmp_path / "absent")
+    with pytest.raises(TraceError, match="Is a directory"):
+        import_trace(tmp_path, ImportConfig())
+
+
+def test_a_canonical_trace_is_not_imported_again(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "d", ['{"t": 0, "in": 1, "out": 1}'])
+    with pytest.raises(TraceError, match="canonical trace already"):
+        import_trace(path, ImportConfig())
