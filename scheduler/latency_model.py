@@ -131,9 +131,8 @@ class LatencyModel:
         self._drift.check()
 
     def _kinds(self, features: StepFeatures) -> tuple[StepKind, ...]:
-        """The step's own kind and those below it that a part of it is of, if it decodes anything."""
-        kind = self._coefficients.kind_of(features.prefill_tokens)
-        return _KINDS_UP_TO[kind]
+        """The step's own kind and those below it."""
+        return _KINDS_UP_TO[self._coefficients.kind_of(features.prefill_tokens)]
 
     def _term_s(
         self, features: StepFeatures, kind: StepKind, link: LinkSnapshot, link_s: float, factor: float

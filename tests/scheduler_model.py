@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from scheduler.config import SchedulerConfig
+from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult, Verdict, VerdictKind
 from scheduler.request import FinishReason, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLO, SLOClass, SLOClasses
 from tests.device_model import STOP_TOKEN, DeviceModel, block_hashes
+from tests.latency_builders import make_coefficients
 from tests.scheduler_books import Part, SchedulerBooks, Step
 
 T = TypeVar("T")
@@ -41,8 +43,9 @@ class SchedulerModel(SchedulerBooks):
 
     def __init__(self, config: SchedulerConfig, classes: SLOClasses, num_blocks: int, max_model_len: int) -> None:
         super().__init__(config, classes, num_blocks, max_model_len)
-        self.scheduler = Scheduler(config, classes, num_blocks, max_model_len)
-        self._twin = Scheduler(config, classes, num_blocks, max_model_len)
+        self.scheduler, self._twin = (
+            Scheduler(config, classes, num_blocks, max_model_len, LatencyModel(make_coefficients())) for _ in range(2)
+        )
         self._device = DeviceModel(num_blocks, config.block_size)
         self.failing: set[str] = set()
         """Requests whose next result is an error."""

@@ -104,6 +104,17 @@ def test_a_third_of_the_layers_is_streamed_and_the_metrics_show_it(streamed: Ser
     assert exposed + hidden > 0
 
 
+def test_steps_are_predicted_and_the_metrics_show_how_well(streamed: Served) -> None:
+    before = streamed.metrics()
+    streamed.complete(PROMPTS[0], "batch")
+    after = streamed.metrics()
+    name = "headrace_step_prediction_error_ratio"
+    num_steps = after[f"{name}_count"] - before[f"{name}_count"]
+    assert num_steps >= MAX_TOKENS
+    near = f'{name}_bucket{{le="0.5"}}'
+    assert after[near] - before[near] > num_steps / 2  # on a machine that others use as well
+
+
 def test_the_ledger_adds_up_to_the_cap(streamed: Served) -> None:
     memory = {k: v for k, v in streamed.metrics().items() if k.startswith("headrace_device_memory_bytes{")}
     assert sum(memory.values()) == DEVICE_MIB * 2**20
