@@ -54,7 +54,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def import_trace(path: Path, config: ImportConfig) -> Trace:
-    """The canonical trace of a published file. Memory grows with the rows: about 0.2 kB each, and its block ids.
+    """The canonical trace of a published file. Memory grows with the rows: about 0.4 kB each, and the block ids.
 
     Raises:
         TraceError: the file is missing, of no known form, or broken; no row can be used; or an option contradicts it.

@@ -41,7 +41,7 @@ def recognise(path: Path) -> SourceFormat:
     if line.startswith("{"):
         return _of_json(line)
     columns = next(csv.reader([line]))
-    if set(AZURE_COLUMNS) == set(columns) and len(columns) == len(AZURE_COLUMNS):
+    if sorted(columns) == sorted(AZURE_COLUMNS):
         return SourceFormat.AZURE
     raise TraceError(f"a file with the columns {', '.join(columns)[:200]} is not known; {_KNOWN}")
 

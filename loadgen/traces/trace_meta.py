@@ -66,7 +66,7 @@ def encode_meta(meta: TraceMeta, trace_sha256: str) -> str:
         "seed": meta.seed,
         "transforms": [{"name": transform.name, **transform.details} for transform in meta.transforms],
     }
-    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(body, indent=2) + "\n"
 
 
 def decode_meta(text: str) -> tuple[TraceMeta, str]:

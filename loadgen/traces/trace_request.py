@@ -85,7 +85,7 @@ def encode_request(request: TraceRequest) -> str:
         "block": request.block,
         "text": request.text,
     }
-    return json.dumps(body, separators=_SEPARATORS, ensure_ascii=False)
+    return json.dumps(body, separators=_SEPARATORS)
 
 
 def decode_request(line: str) -> TraceRequest:

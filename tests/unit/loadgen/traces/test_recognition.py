@@ -31,6 +31,7 @@ def test_raw_files_are_read_where_a_trace_is_expected(tmp_path: Path) -> None:
     [
         ("", "the first line is empty"),
         ("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens", "columns TIMESTAMP, NumImages"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens", "columns TIMESTAMP, ContextTokens"),
         ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "columns Timestamp, Model"),
         ('{"t": 0', "the first line is not JSON"),
         ('{"id": 1, "conversations": []}', "keys id, conversations"),

@@ -31,6 +31,7 @@ def test_a_trace_comes_back_as_it_was_written(tmp_path: Path) -> None:
     write_trace(path, trace)
     assert read_trace(path) == load_trace(path) == trace
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m.jsonl", "trace.jsonl", "trace.jsonl.meta.json"]
+    assert b"\r" not in path.read_bytes()
     assert [list(json.loads(line)) for line in path.read_text().splitlines()] == [KEYS] * len(LINES)
 
 
@@ -89,6 +90,21 @@ def test_counts_that_do_not_add_up_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_trace_that_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    trace = imported(tmp_path, ImportConfig())
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(TraceError, match="taken: Is a directory"):
+        write_trace(tmp_path / "taken", trace)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["m.jsonl", "taken"]
+
+
+def test_text_of_half_a_surrogate_is_written(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t.jsonl", ['{"t": 0, "in": 1, "out": 1, "text": "\\ud800"}'])
+    trace = read_trace(path)
+    write_trace(tmp_path / "copy.jsonl", trace)
+    assert read_trace(tmp_path / "copy.jsonl").requests == trace.requests
+
+
 def test_a_trace_written_by_hand_may_leave_out_what_is_null(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "t.jsonl", ['{"t": 0, "in": 3, "out": 2}', '{"t": 1.5, "in": 4, "out": 2, "after": 0}']
@@ -103,6 +119,7 @@ def test_a_trace_written_by_hand_may_leave_out_what_is_null(tmp_path: Path) -> N
         ("[]", "a JSON object is needed"),
         ('{"in": 3, "out": 2}', "t is None, a number is needed"),
         ('{"t": NaN, "in": 3, "out": 2}', "t is nan, it must be finite"),
+        ('{"t": Infinity, "in": 3, "out": 2}', "t is inf, it must be finite"),
         ('{"t": -1, "in": 3, "out": 2}', "t is -1.0, it must be finite and at least 0"),
         ('{"t": 9, "in": 0, "out": 2}', "in is 0, it must be at least 1"),
         ('{"t": 9, "in": true, "out": 2}', "in is True, a whole number is needed"),
