@@ -59,6 +59,8 @@ class LatencyCoefficients:
         for factor in (self.decode_slowdown, self.prefill_slowdown, *self.p95_factors):
             if not 1.0 <= factor < math.inf:
                 raise ValueError(f"a factor of the latency model is {factor}; it must be at least 1")
+        if any(knot != int(knot) for knot in self.rows.knots):
+            raise ValueError(f"the knots {self.rows.knots} of the rows are not whole: a step has no half row")
         if self.prefill_step_tokens < 1:
             raise ValueError(f"prefill_step_tokens is {self.prefill_step_tokens}, it must be at least 1")
         # A longer context that is not the longest lowers the skew; of two decodes, by half of what it grows.
@@ -86,7 +88,9 @@ class LatencyCoefficients:
         Args:
             is_slow: at the 5th percentile of the bandwidth instead of the median.
         """
-        bytes_per_s = link.h2d.p5_bytes_per_s if is_slow else link.h2d.p50_bytes_per_s
+        bytes_per_s = link.h2d.p50_bytes_per_s
+        if is_slow and link.h2d.p5_bytes_per_s > 0.0:
+            bytes_per_s = min(bytes_per_s, link.h2d.p5_bytes_per_s)
         num_bytes = link.num_streamed_layers * self.streamed_layer_bytes + link.h2d.queued_kv_load_bytes
         return num_bytes / bytes_per_s if bytes_per_s > 0.0 else 0.0
 

@@ -122,6 +122,7 @@ def test_kinds_follow_the_tokens_of_prefill() -> None:
         ({"decode_slowdown": 0.9}, "factor"),
         ({"p95_factors": (1.0, 0.5, 1.0)}, "factor"),
         ({"prefill_step_tokens": 0}, "prefill_step_tokens"),
+        ({"rows": Ramp(0.0, (8.5,), (1e-4,))}, "half row"),
     ],
 )
 def test_coefficients_that_could_fall_are_refused(changed: dict[str, object], named: str) -> None:
