@@ -40,6 +40,8 @@ class LatencyModel:
         self._drift = Drift()
         self._used_sizes: set[tuple[StepKind, int]] = set()
         self._num_streamed_layers: int | None = None
+        self._last: tuple[StepPrediction, float] | None = None
+        """The step before and its duration: whether the placement moved in it, only the next snapshot shows."""
 
     @property
     def margin(self) -> float:
@@ -61,16 +63,21 @@ class LatencyModel:
         )
 
     def begin(self, features: StepFeatures, link: LinkSnapshot) -> StepPrediction:
-        """Of a step that is scheduled now; from here its size has been used."""
+        """Of a step that is scheduled now; from here its size has been used, and the step before is learned from."""
+        if self._last is not None and self._num_streamed_layers == link.num_streamed_layers:
+            self._learn(*self._last)
+        self._last = None
         prediction = self.predict(features, link)
         self._used_sizes.add(_size(prediction.kind, features))
         self._num_streamed_layers = link.num_streamed_layers
         return prediction
 
     def observe(self, prediction: StepPrediction, measured_s: float) -> None:
-        """A step that was begun, and nothing else, took that long."""
-        if prediction.is_frozen or not measured_s > 0.0 or not prediction.uncorrected_s > 0.0:
-            return
+        """A step that was begun, and nothing else, took that long. It counts once the next one begins."""
+        if not prediction.is_frozen and measured_s > 0.0 and prediction.uncorrected_s > 0.0:
+            self._last = prediction, measured_s
+
+    def _learn(self, prediction: StepPrediction, measured_s: float) -> None:
         residual = self._residuals[prediction.kind].observe(measured_s / prediction.uncorrected_s)
         self._drift.observe(residual)
 

@@ -88,6 +88,11 @@ def test_nothing_is_learned_from_first_uses_swaps_and_moves() -> None:
     learning = model.begin(step, moved)
     assert not learning.is_frozen
     model.observe(learning, 9.0)
+    model.begin(step, LinkSnapshot(num_streamed_layers=4))
+    assert model.mean_s(step, NO_LINK) == before_s, "the placement moved within that step"
+    model.begin(step, moved)
+    model.observe(model.begin(step, moved), 9.0)
+    model.begin(step, moved)
     assert model.mean_s(step, NO_LINK) > before_s
 
 
