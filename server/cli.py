@@ -26,6 +26,7 @@ from server.profile_config import ProfileConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.simulation.replayed_load import ReplayedLoad
     from server.model_source import ModelPaths
 
 logger = logging.getLogger(__name__)
@@ -308,6 +309,7 @@ def _simulate(model: str | None, config_path: Path | None, typed: Typed) -> None
 
     from engine.errors import EngineError
     from engine.simulation.traffic import TrafficClass
+    from loadgen.traces.trace_error import TraceError
     from server.simulate_command import run_simulate
 
     mix = tuple(
@@ -322,9 +324,20 @@ def _simulate(model: str | None, config_path: Path | None, typed: Typed) -> None
     out = Console()
     out = out if out.is_terminal else Console(width=_LOG_COLUMNS)
     try:
-        run_simulate(config, model or config.model or DEFAULT_ALIAS, engine, scheduler, classes, mix, out)
-    except EngineError as error:
+        replayed = None if config.trace_path is None else _replayed(Path(config.trace_path), config.requests)
+        name = model or config.model or DEFAULT_ALIAS
+        run_simulate(config, name, engine, scheduler, classes, mix, out, replayed)
+    except (EngineError, TraceError) as error:
         _fail(str(error))
+
+
+def _replayed(path: Path, num_requests: int) -> ReplayedLoad:
+    """Raises TraceError, SimulationError: the file is no trace, or one without a rate."""
+    from engine.simulation.replayed_load import ReplayedLoad, SeenRequest
+    from loadgen.traces.importer import load_trace
+
+    rows = load_trace(path).requests[:num_requests]
+    return ReplayedLoad(tuple(SeenRequest(r.t_s, r.in_tokens, r.out_tokens, r.slo_class) for r in rows))
 
 
 def _config_variable() -> Path | None:

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.simulation.capacity import CAPACITY_GOAL, busy_rate_per_s, find_capacity
 from engine.simulation.config import DEFAULT_LOAD, SimulateConfig
 from engine.simulation.machine import SimulatedMachine, simulated_gpu, simulated_host
+from engine.simulation.replayed_load import ReplayedLoad
 from engine.simulation.simulation_error import SimulationError
 from engine.simulation.simulator import Simulator
 from engine.simulation.traffic import Traffic, TrafficClass, draw_traffic
@@ -35,6 +36,8 @@ class Experiment:
     mix: tuple[TrafficClass, ...]
     num_requests: int
     seed: int
+    replayed: ReplayedLoad | None = None
+    """A trace in place of a drawn load."""
 
     def traffic(self, rate_per_s: float) -> Traffic:
         """The same requests at every rate.
@@ -42,6 +45,8 @@ class Experiment:
         Raises:
             SimulationError: the model reads too little for any.
         """
+        if self.replayed is not None:
+            return self.replayed.traffic(self.mix, rate_per_s, self.seed, self.machine.max_model_len)
         return draw_traffic(self.mix, self.num_requests, rate_per_s, self.seed, self.machine.max_model_len)
 
     def run(self, rate_per_s: float) -> SimulatedRun:
@@ -56,7 +61,8 @@ class Experiment:
             SimulationError: there is none.
         """
         static = dataclasses.replace(self, scheduler=dataclasses.replace(self.scheduler, scheduler_policy="priority"))
-        start = busy_rate_per_s(self.machine, self.scheduler, self.mix)
+        mix = self.mix if self.replayed is None else self.replayed.shape(self.mix)
+        start = busy_rate_per_s(self.machine, self.scheduler, mix)
         return find_capacity(lambda rate: protected_share(static.run(rate).records, self.classes), start)
 
 
@@ -68,22 +74,29 @@ def run_simulate(
     classes: SLOClasses,
     mix: tuple[TrafficClass, ...],
     out: Console,
+    replayed: ReplayedLoad | None = None,
 ) -> None:
     """Simulate, show, and write the JSON file if there is to be one.
+
+    Args:
+        replayed: a trace in place of a drawn load.
 
     Raises:
         SimulationError: the machine, the model or a class is not known, or a file cannot be written.
         PlanError: there is no record of the model on this machine, or no model of that name.
     """
     _check_classes(mix, classes)
+    _check_trace(replayed, classes)
     place = find_model(name)
     if config.gpu is None:
         machine = simulated_host(place, engine, scheduler)
     else:
         machine = simulated_gpu(config.gpu, place, engine, scheduler)
-    experiment = Experiment(machine, scheduler, classes, mix, config.requests, config.seed)
-    capacity = None if config.rate is not None else experiment.capacity_per_s()
-    rate = config.rate if capacity is None else capacity * (DEFAULT_LOAD if config.load is None else config.load)
+    experiment = Experiment(machine, scheduler, classes, mix, config.requests, config.seed, replayed)
+    own_rate = None if replayed is None or config.load is not None else replayed.rate_per_s
+    fixed = config.rate if config.rate is not None else own_rate
+    capacity = None if fixed is not None else experiment.capacity_per_s()
+    rate = fixed if capacity is None else capacity * (DEFAULT_LOAD if config.load is None else config.load)
     assert rate is not None
     run = experiment.run(rate)
     values = {
@@ -105,6 +118,12 @@ def _check_classes(mix: tuple[TrafficClass, ...], classes: SLOClasses) -> None:
     for c in mix:
         if c.name not in classes.names:
             raise SimulationError(f"--mix names class {c.name!r}; the known ones are {', '.join(classes.names)}")
+
+
+def _check_trace(replayed: ReplayedLoad | None, classes: SLOClasses) -> None:
+    named = set() if replayed is None else {row.slo_class for row in replayed.seen} - {None}
+    if unknown := sorted(str(name) for name in named - set(classes.names)):
+        raise SimulationError(f"the trace names class {unknown[0]!r}; the known ones are {', '.join(classes.names)}")
 
 
 def _heading(experiment: Experiment, rate: float, capacity: float | None) -> dict[str, Any]:

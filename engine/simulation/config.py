@@ -31,8 +31,20 @@ class SimulateConfig:
             "LOW-HIGH; may be repeated. None: the default class, 128 tokens of prompt and 32 of output."
         },
     )
+    trace_path: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Times and lengths of this trace (see `headrace trace`) in place of drawn ones, its first "
+            "--requests rows; where it names no class, classes are drawn by the shares of --mix."
+        },
+    )
     rate: float | None = dataclasses.field(
-        default=None, metadata={"help": "Requests per second, arriving at random (Poisson).", "min": 1e-6}
+        default=None,
+        metadata={
+            "help": "Requests per second, arriving at random (Poisson); with --trace its times are scaled to that "
+            "mean rate.",
+            "min": 1e-6,
+        },
     )
     load: float | None = dataclasses.field(
         default=None,

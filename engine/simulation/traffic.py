@@ -62,11 +62,14 @@ def draw_traffic(
         num_output = min(asked_output, max_model_len - 1)
         num_prompt = min(asked_prompt, max_model_len - num_output)
         num_clipped += (num_prompt, num_output) != (asked_prompt, asked_output)
-        requests.append(_request(index, drawn.name, num_prompt, num_output, elapsed / rate_per_s))
+        requests.append(make_request(index, drawn.name, num_prompt, num_output, elapsed / rate_per_s))
     return Traffic(tuple(requests), num_clipped)
 
 
-def _request(index: int, class_name: str, num_prompt_tokens: int, num_output_tokens: int, arrival_s: float) -> AddGroup:
+def make_request(
+    index: int, class_name: str, num_prompt_tokens: int, num_output_tokens: int, arrival_s: float
+) -> AddGroup:
+    """A request that shares no prefix with any other and runs to its length."""
     group_id = f"r{index:06d}"
     return AddGroup(
         group_id=group_id,

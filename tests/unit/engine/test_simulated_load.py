@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from engine.simulation.capacity import busy_rate_per_s, find_capacity
+from engine.simulation.replayed_load import ReplayedLoad, SeenRequest
 from engine.simulation.simulation_error import SimulationError
 from engine.simulation.traffic import TrafficClass, draw_traffic
 from scheduler.config import SchedulerConfig
@@ -82,3 +83,40 @@ def test_the_search_begins_at_the_rate_of_full_steps() -> None:
     rate = busy_rate_per_s(make_machine(), config, (mix_of("batch", 100, 8),))
     prefill_s = NUM_LAYERS * (LAYER_S + 99 * PER_ROW_S)
     assert rate == pytest.approx(1.0 / (prefill_s + 8 * NUM_LAYERS * LAYER_S / 4), rel=1e-12)
+
+
+def trace_of(*rows: tuple[float, int, int], slo_class: str | None = None) -> ReplayedLoad:
+    return ReplayedLoad(tuple(SeenRequest(*row, slo_class) for row in rows))
+
+
+def test_a_trace_keeps_its_lengths_and_the_shape_of_its_times() -> None:
+    load = trace_of((5.0, 100, 10), (6.0, 7, 3), (9.0, 20, 1))
+    assert load.rate_per_s == pytest.approx(0.5)
+    for rate in (0.5, 2.0):
+        traffic = load.traffic((mix_of("batch", 1, 1),), rate, 0, 4096)
+        assert [r.arrival_s for r in traffic.requests] == pytest.approx([0.0, 0.5 / rate, 2.0 / rate])
+        assert [(len(r.prompts[0]), r.sampling.max_tokens) for r in traffic.requests] == [(100, 10), (7, 3), (20, 1)]
+        assert traffic.num_clipped == 0
+
+
+def test_rows_of_a_trace_beyond_the_model_are_cut_and_counted() -> None:
+    traffic = trace_of((0.0, 100, 10), (1.0, 95, 10), (2.0, 90, 10)).traffic((mix_of("batch", 1, 1),), 1.0, 0, 100)
+    assert [len(r.prompts[0]) + r.sampling.max_tokens for r in traffic.requests] == [100, 100, 100]
+    assert traffic.num_clipped == 2
+
+
+def test_classes_are_the_traces_own_or_drawn_by_share() -> None:
+    mix = (mix_of("realtime", 1, 1, share=3.0), mix_of("batch", 1, 1, share=1.0))
+    rows = [(float(i), 5, 5) for i in range(2000)]
+    named = trace_of(*rows, slo_class="standard").traffic(mix, 1.0, 0, 64).requests
+    assert {r.slo.requested for r in named} == {"standard"}
+    drawn, again, other = (trace_of(*rows).traffic(mix, 1.0, seed, 64).requests for seed in (1, 1, 2))
+    names = [r.slo.requested for r in drawn]
+    assert names.count("realtime") / 2000 == pytest.approx(0.75, abs=0.03)
+    assert names == [r.slo.requested for r in again] != [r.slo.requested for r in other]
+
+
+@pytest.mark.parametrize("rows", [[], [(0.0, 1, 1)], [(3.0, 1, 1), (3.0, 1, 1)]])
+def test_a_trace_without_a_rate_is_refused(rows: list[tuple[float, int, int]]) -> None:
+    with pytest.raises(SimulationError, match="it takes two that come one after the other"):
+        trace_of(*rows)

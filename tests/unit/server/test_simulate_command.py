@@ -127,3 +127,24 @@ def test_wrong_input_is_named_with_what_is_right(
     assert result.exit_code == status, result.output
     for text in texts:
         assert text in result.output
+
+
+def test_a_trace_is_replayed_at_its_own_rate_or_a_given_one(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:15:{i:02d}.0000000,{100 + i},{5 + i}" for i in range(20)]
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    own = values_of(tmp_path / "own.json", "--trace", str(trace))
+    assert own["rate_per_s"] == pytest.approx(1.0)
+    assert own["overall"]["sent"] == 20
+    assert own["arrivals_s"] == pytest.approx(19.0)
+    fast = values_of(tmp_path / "fast.json", "--trace", str(trace), "--rate", "4", "--requests", "9")
+    assert fast["overall"]["sent"] == 9
+    assert fast["arrivals_s"] == pytest.approx(2.0)
+
+
+def test_a_file_that_is_no_trace_ends_with_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "no.csv"
+    path.write_text("a,b\n1,2\n")
+    result = run("llama-3-8b", "--gpu", "h100", "--trace", str(path), "--rate", "1")
+    assert result.exit_code == 1
+    assert str(path) in result.output
