@@ -286,10 +286,10 @@ class Supervisor:
     def _silence_limit_s(self) -> float:
         """How long silence may be a step at work."""
         stats, ready = self.engine.stats, self.engine.ready
-        if stats is not None and stats.predicted_s is not None:
-            return max(self._stall_timeout_s, PREDICTION_FACTOR * stats.predicted_s)
+        predicted_s = 0.0 if stats is None or stats.predicted_s is None else stats.predicted_s
+        # The prediction is that of the step before: the one at work may be the longest there is.
         estimated_s = 0.0 if ready is None else ready.longest_step_s
-        return max(self._stall_timeout_s, ESTIMATE_FACTOR * estimated_s)
+        return max(self._stall_timeout_s, PREDICTION_FACTOR * predicted_s, ESTIMATE_FACTOR * estimated_s)
 
     async def _sleep_unless_stopping(self, delay_s: float) -> None:
         try:
