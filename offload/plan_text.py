@@ -135,5 +135,5 @@ def ways_to_fit(shape: ModelShape, request: PlanRequest) -> tuple[str, ...]:
     if 1 < devices <= 64:
         options.append(f"{devices} such devices, a share of each layer on each")
     if shape.bytes_per_parameter >= 2.0:
-        options.append( "weights as the file stores them, without --dtype, where that is quantised already")
+        options.append("weights as the file stores them, without --dtype, where that is quantised already")
     return (*options, f"device memory of {gigabytes(whole)} to stream nothing", "a shorter --max-model-len")
