@@ -90,7 +90,9 @@ class OffloadSetup:
             EngineStartError: no plan serves any class, with the arithmetic and the ways out; or there is no memory.
             HostMemoryError: there is none on the host.
         """
-        shape = model_shape(model, sizes, self._dtype)
+        shape = dataclasses.replace(
+            model_shape(model, sizes, self._dtype), name=Path(self._engine.model_path).stem or model.architecture
+        )
         arena, host_tier = self._open_memory()
         request = self._plan_request(model, host_tier.free_bytes)
         emulated = self._record.capped(*self._caps(shape))

@@ -134,4 +134,6 @@ def ways_to_fit(shape: ModelShape, request: PlanRequest) -> tuple[str, ...]:
     devices = math.ceil((shape.weights_bytes + kv) / max(1, request.device_bytes - request.workspace_bytes))
     if 1 < devices <= 64:
         options.append(f"{devices} such devices, a share of each layer on each")
-    return (*options, f"device memory of {gigabytes(whole)} to stream nothing")
+    if shape.bytes_per_parameter >= 2.0:
+        options.append("weights as the file stores them, without --dtype, where that is quantised already")
+    return (*options, f"device memory of {gigabytes(whole)} to stream nothing", "a shorter --max-model-len")
