@@ -28,7 +28,8 @@ from scheduler.slo import SLOClass
 logger = logging.getLogger(__name__)
 
 VERSION = 3
-_MAGIC = b"HRLOG\x00\x00\x03"
+MAGIC = b"HRLOG\x00\x00" + bytes([VERSION])
+"""At the start of a file."""
 _FRAME_HEAD = struct.Struct("<II")
 
 
@@ -184,7 +185,7 @@ def _next_payload(file: BinaryIO, path: Path, index: int) -> bytes | None:
 
 
 def _check_magic(file: BinaryIO) -> None:
-    if file.read(len(_MAGIC)) != _MAGIC:
+    if file.read(len(MAGIC)) != MAGIC:
         raise EventLogError("it is not an event log of this engine")
 
 
@@ -213,7 +214,7 @@ def _seek_to_append(file: BinaryIO) -> None:
     size = file.seek(0, 2)
     file.seek(0)
     if size == 0:
-        file.write(_MAGIC)
+        file.write(MAGIC)
         return
     _check_magic(file)
     end = file.tell()

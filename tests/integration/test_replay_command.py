@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from engine.event_log import EventLog, Header, ScheduleFrame, read_frames
+from engine.event_log import MAGIC, EventLog, Header, ScheduleFrame, read_frames
 from server.cli import app
 from tests.engine_harness import EngineHarness, add_group
 
@@ -57,7 +57,7 @@ def test_the_first_step_that_differs_is_named(recording: Path, tmp_path: Path) -
     [
         (None, "No such file or directory; name a file"),
         (b"something else", "it is not an event log of this engine"),
-        (b"HRLOG\x00\x00\x02", "no engine process that became ready has written to it"),
+        (MAGIC, "no engine process that became ready has written to it"),
     ],
 )
 def test_what_is_no_recording_is_told_in_one_line(tmp_path: Path, content: bytes | None, message: str) -> None:
