@@ -22,10 +22,10 @@ from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
+from scheduler.memory_demand import memory_demand
 from scheduler.output import (
     Admission,
     FinishedRequest,
-    MemoryDemand,
     RequestResult,
     SchedulerOutput,
     StepResult,
@@ -37,6 +37,7 @@ from scheduler.preemption import Preemption
 from scheduler.request import FinishReason, OrderKey, Request, RequestSpec, RequestStatus
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
+from scheduler.start_needs import StartNeeds, StartPlanner
 from scheduler.stats import SchedulerCounters, SchedulerStats
 from scheduler.step_plan import StepPlan
 from scheduler.step_timing import StepTiming
@@ -45,19 +46,6 @@ from scheduler.waiting_queue import WaitingQueue
 
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Start:
-    """What a waiting request needs to run."""
-
-    leader: Request | None
-    """Hands over the prompt it computed; None: the start is from the prefix cache."""
-    computed_blocks: tuple[int, ...]
-    num_slots: int
-    """Tokens to have room for."""
-    num_free_blocks: int
-    """Free blocks it uses up."""
 
 
 class Scheduler:
@@ -81,6 +69,7 @@ class Scheduler:
         self._kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
         self._watermark_blocks = max(1, num_blocks // 100)
         self._requests: dict[str, Request] = {}
+        self._starts = StartPlanner(self._requests, self._kv, config.max_preemptions)
         self._groups = GroupTable()
         self._queue = WaitingQueue(self._kv.num_blocks_for, classes.names)
         self._running = RunningSet()
@@ -154,7 +143,9 @@ class Scheduler:
         self._schedule_prefills(prefills, plan)
         is_alone = not len(self._steps) and not plan.has_copies
         prediction = self._timing.begin(plan.scheduled, link, is_alone=is_alone)
-        output, step = plan.seal(self._demand(), prediction)
+        num_seats = self._config.max_num_seqs - len(self._running)
+        demand = memory_demand(self._running, self._queue, self._kv.pool, num_seats, self._classes.names)
+        output, step = plan.seal(demand, prediction)
         self._steps.push(step)
         return output
 
@@ -222,7 +213,7 @@ class Scheduler:
         head = self._head()
         if head is None or next(self._running.below(head.rank), None) is None:
             return
-        start = self._start_for(head)
+        start = self._starts.needs_of(head)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
         victims = self._preemption.victims_for_head(head, num_missing, start.computed_blocks, plan.num_victims_left)
         if victims:
@@ -292,43 +283,15 @@ class Scheduler:
         if partial is not None or head is not None:
             plan.explain("no_tokens")
 
-    def _demand(self) -> MemoryDemand:
-        waiting, pool = self._queue, self._kv.pool
-        num_seats = self._config.max_num_seqs - len(self._running)
-        classes = {r.spec.slo.granted for r in self._running}
-        classes.update(name for name, count in waiting.num_requests_by_class.items() if count)
-        return MemoryDemand(
-            pool.num_used_blocks + (waiting.num_blocks_of_first(num_seats) if waiting.num_requests else 0),
-            pool.num_used_beyond,
-            tuple(name for name in self._classes.names if name in classes),
-        )
-
     def _head(self) -> Request | None:
         """The first waiting request, past those whose leader still computes their prompt."""
         while (head := self._queue.head()) is not None:
-            leader = self._leader_of(head)
+            leader = self._starts.leader_of(head)
             if leader is None or leader.num_computed_tokens >= head.spec.num_prompt_tokens:
                 return head
             self._queue.remove(head)
             self._queue.park(head)
         return None
-
-    def _leader_of(self, request: Request) -> Request | None:
-        """The running request whose prompt this one takes over; None: it computes its own."""
-        if request.spec.leader_id is None or request.num_preemptions > 0:
-            return None
-        leader = self._requests.get(request.spec.leader_id)
-        return leader if leader is not None and leader.status is RequestStatus.RUNNING else None
-
-    def _start_for(self, request: Request) -> _Start:
-        """What it would need now. A pinned request gets all it may ever need, so that it never lacks a block."""
-        if (leader := self._leader_of(request)) is not None:
-            return _Start(leader, (), request.num_tokens, 1)
-        is_pinned = request.num_preemptions >= self._config.max_preemptions
-        num_slots = request.spec.num_kv_tokens if is_pinned else request.num_tokens
-        computed_blocks = self._kv.get_computed_blocks(request)
-        num_free_blocks = self._kv.num_blocks_to_take(request, num_slots, computed_blocks)
-        return _Start(None, computed_blocks, num_slots, num_free_blocks)
 
     def _start(self, request: Request, plan: StepPlan) -> bool:
         """Let a waiting request run and compute its first tokens. False: it lacks something, nothing changed."""
@@ -338,7 +301,7 @@ class Scheduler:
         if len(self._running) >= self._config.max_num_seqs:
             plan.explain("no_seat")
             return False
-        start = self._start_for(request)
+        start = self._starts.needs_of(request)
         watermark = self._watermark_blocks if len(self._running) else 0
         if start.num_free_blocks + watermark > self._kv.pool.num_free_blocks:
             plan.explain("no_blocks")
@@ -346,7 +309,7 @@ class Scheduler:
         self._run(request, start, plan)
         return True
 
-    def _run(self, request: Request, start: _Start, plan: StepPlan) -> None:
+    def _run(self, request: Request, start: StartNeeds, plan: StepPlan) -> None:
         if start.leader is not None:
             plan.copy(self._kv.fork(start.leader, request))
             request.num_computed_tokens = request.spec.num_prompt_tokens - 1

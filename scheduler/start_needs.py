@@ -1,0 +1,52 @@
+"""What a waiting request needs in order to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from scheduler.kv_cache_manager import KVCacheManager
+from scheduler.request import Request, RequestStatus
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartNeeds:
+    """Of one request, at one moment."""
+
+    leader: Request | None
+    """Hands over the prompt it computed; None: the start is from the prefix cache."""
+    computed_blocks: tuple[int, ...]
+    num_slots: int
+    """Tokens to have room for."""
+    num_free_blocks: int
+    """Free blocks it uses up."""
+
+
+class StartPlanner:
+    """Looks at live requests and blocks; changes nothing."""
+
+    def __init__(self, requests: Mapping[str, Request], kv: KVCacheManager, max_preemptions: int) -> None:
+        """
+        Args:
+            requests: the live ones, by id; owned by the scheduler.
+        """
+        self._requests = requests
+        self._kv = kv
+        self._max_preemptions = max_preemptions
+
+    def leader_of(self, request: Request) -> Request | None:
+        """The running request whose prompt this one takes over; None: it computes its own."""
+        if request.spec.leader_id is None or request.num_preemptions > 0:
+            return None
+        leader = self._requests.get(request.spec.leader_id)
+        return leader if leader is not None and leader.status is RequestStatus.RUNNING else None
+
+    def needs_of(self, request: Request) -> StartNeeds:
+        """What it would need now. A pinned request gets all it may ever need, so that it never lacks a block."""
+        if (leader := self.leader_of(request)) is not None:
+            return StartNeeds(leader, (), request.num_tokens, 1)
+        is_pinned = request.num_preemptions >= self._max_preemptions
+        num_slots = request.spec.num_kv_tokens if is_pinned else request.num_tokens
+        computed_blocks = self._kv.get_computed_blocks(request)
+        num_free_blocks = self._kv.num_blocks_to_take(request, num_slots, computed_blocks)
+        return StartNeeds(None, computed_blocks, num_slots, num_free_blocks)
