@@ -98,6 +98,10 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     """Copying under computation."""
     exposed_s: float
     """Computation waiting for copies."""
+    compute_s: float
+    """Steps, the waiting apart."""
+    quiet_compute_s: float
+    """What the record says that they compute while nothing is copied; the quotient shows what copies cost them."""
     num_raised: int
     """Layers that went to the host."""
     num_lowered: int

@@ -51,6 +51,8 @@ class _Totals:
     num_loads: int = 0
     hidden_s: float = 0.0
     exposed_s: float = 0.0
+    compute_s: float = 0.0
+    quiet_compute_s: float = 0.0
     num_raised: int = 0
     num_lowered: int = 0
     num_replans: int = 0
@@ -148,7 +150,10 @@ class WeightOffload:
         if load is None:
             return
         transfers, totals = self._weights.end_step(), self._totals
-        self._follow_compute(load, self._link.now_s() - self._step_begin_s - transfers.exposed_s)
+        compute_s = self._link.now_s() - self._step_begin_s - transfers.exposed_s
+        self._follow_compute(load, compute_s)
+        totals.compute_s += compute_s
+        totals.quiet_compute_s += self._predict(load, False)
         totals.num_steps += 1
         totals.weight_bytes += transfers.num_bytes
         totals.num_loads += transfers.num_loads
@@ -187,6 +192,8 @@ class WeightOffload:
             num_loads=totals.num_loads,
             hidden_s=totals.hidden_s,
             exposed_s=totals.exposed_s,
+            compute_s=totals.compute_s,
+            quiet_compute_s=totals.quiet_compute_s,
             num_raised=totals.num_raised,
             num_lowered=totals.num_lowered,
             num_replans=totals.num_replans,

@@ -39,6 +39,10 @@ class OffloadMetrics:
             "num_loads": counter("weight_loads", "Copies of a layer's weights that steps used."),
             "hidden_s": counter("hidden_seconds", "Of these copies, the time under computation."),
             "exposed_s": counter("exposed_seconds", "And the time that computation waited for them."),
+            "compute_s": counter("compute_seconds", "Computing in steps, the waiting for copies apart."),
+            "quiet_compute_s": counter(
+                "quiet_compute_seconds", "What the record says of these steps while nothing is copied."
+            ),
             "num_replans": counter("replans", "Plans made anew because the link changed."),
         }
         self._moves = counter("layer_moves", "Layers that went to the host or came back.", "to")

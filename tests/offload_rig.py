@@ -70,6 +70,8 @@ class Rig:
         self.arena: Arena | None = None
         self.replanned_bytes_per_s: list[float] = []
         self.compute_factors: list[float] = []
+        self.predicted_beside_copies = {False: False, True: False}
+        """Whether any step was, of those that copy nothing and of those that do."""
         self.predicted_s = 1.0
         """What every step is predicted to compute."""
         self.num_watched_steps = 10**6
@@ -112,7 +114,9 @@ class Rig:
     def _predict(self, load: StepLoad, beside_copies: bool) -> float:
         assert self.weights is not None
         assert 1 <= load.num_sequences <= load.num_tokens
-        assert beside_copies == (self.weights.num_streamed > NUM_SLOTS)
+        copies = self.weights.num_streamed > NUM_SLOTS
+        assert copies or not beside_copies, "predicted beside copies that are not made"
+        self.predicted_beside_copies[copies] |= beside_copies
         return self.predicted_s
 
     def replan(self, bytes_per_s: float, compute_factor: float) -> OffloadPlan:

@@ -95,6 +95,9 @@ def test_need_streams_more_layers_and_idleness_brings_them_back(
             rig.offload.check()
         assert engine.stats.offload.num_streamed_layers == MIN_STREAMED
         assert engine.stats.offload.num_lowered == engine.stats.offload.num_raised >= raised - MIN_STREAMED
+        assert rig.predicted_beside_copies == {False: False, True: True}
+        assert engine.stats.offload.quiet_compute_s == engine.stats.offload.num_steps * rig.predicted_s
+        assert engine.stats.offload.compute_s > 0.0
         assert engine.core.wait_s() is None, "nothing is left to do"
 
 

@@ -50,7 +50,8 @@ FLOORS = (
 def offload(**changes: object) -> OffloadStats:
     made = OffloadStats(
         num_layers=30, num_streamed_layers=20, num_slots=2, num_steps=1, num_weight_bytes=100, num_loads=20,
-        hidden_s=0.25, exposed_s=0.5, num_raised=3, num_lowered=1, num_replans=1, h2d=link(num_bytes=1000, busy_s=0.5),
+        hidden_s=0.25, exposed_s=0.5, compute_s=0.6, quiet_compute_s=0.4,
+        num_raised=3, num_lowered=1, num_replans=1, h2d=link(num_bytes=1000, busy_s=0.5),
         d2h=link(), ledger={"kv": 60, "slots": 30, "free": 10}, host_bytes=500, classes=FLOORS,
     )  # fmt: skip
     return msgspec.structs.replace(made, **changes)
@@ -95,6 +96,8 @@ def test_one_message_is_shown_as_it_is(metrics: Metrics) -> None:
     assert value(metrics, "offload_weight_loads_total") == 20
     assert value(metrics, "offload_hidden_seconds_total") == 0.25
     assert value(metrics, "offload_exposed_seconds_total") == 0.5
+    assert value(metrics, "offload_compute_seconds_total") == 0.6
+    assert value(metrics, "offload_quiet_compute_seconds_total") == 0.4
     assert value(metrics, "offload_layer_moves_total", to="host") == 3
     assert value(metrics, "offload_layer_moves_total", to="device") == 1
     assert value(metrics, "offload_layers", place="host") == 20
@@ -126,6 +129,8 @@ def test_the_warm_up_is_counted_once(metrics: Metrics) -> None:
     metrics.on_step(step(1, offload()))
     assert value(metrics, "offload_weight_loads_total") == 20
     assert value(metrics, "offload_exposed_seconds_total") == 0.5
+    assert value(metrics, "offload_compute_seconds_total") == 0.6
+    assert value(metrics, "offload_quiet_compute_seconds_total") == 0.4
 
 
 def test_a_class_that_opens_again_is_shown_open(metrics: Metrics) -> None:

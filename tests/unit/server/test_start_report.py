@@ -59,7 +59,8 @@ def offload_stats(open_name: str, closed_name: str, late_name: str) -> OffloadSt
     )  # fmt: skip
     return OffloadStats(
         num_layers=30, num_streamed_layers=21, num_slots=2, num_steps=0, num_weight_bytes=0, num_loads=0, hidden_s=0.0,
-        exposed_s=0.0, num_raised=0, num_lowered=0, num_replans=0, h2d=link, d2h=link, ledger={}, host_bytes=0,
+        exposed_s=0.0, compute_s=0.0, quiet_compute_s=0.0,
+        num_raised=0, num_lowered=0, num_replans=0, h2d=link, d2h=link, ledger={}, host_bytes=0,
         classes=classes,
     )  # fmt: skip
 
