@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import TypeVar
 
 from offload.errors import OffloadError
-
-_Entry = TypeVar("_Entry")
 
 
 class UnknownHardwareError(OffloadError):
@@ -103,22 +99,9 @@ def find_hardware(id: str) -> Hardware:
     Raises:
         UnknownHardwareError: there is none.
     """
-    return _find(id, HARDWARE, "accelerator")
-
-
-def find_link(id: str) -> LinkHardware:
-    """The link of that id.
-
-    Raises:
-        UnknownHardwareError: there is none.
-    """
-    return _find(id, LINKS, "link")
-
-
-def _find(id: str, table: Mapping[str, _Entry], kind: str) -> _Entry:
-    found = table.get(id.lower())
+    found = HARDWARE.get(id.lower())
     if found is None:
-        close = difflib.get_close_matches(id.lower(), table, n=1)
+        close = difflib.get_close_matches(id.lower(), HARDWARE, n=1)
         guess = f" Did you mean {close[0]}?" if close else ""
-        raise UnknownHardwareError(f"{id!r} is no known {kind}; known are {', '.join(table)}.{guess}")
+        raise UnknownHardwareError(f"{id!r} is no known accelerator; known are {', '.join(HARDWARE)}.{guess}")
     return found

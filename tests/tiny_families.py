@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.tiny_model import VOCAB_SIZE
+from tests.tiny_model import TINY_OPTIONS
 
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -129,20 +129,7 @@ def make_model(family: str, seed: int = 0, **config_overrides: Any) -> PreTraine
         config_overrides: fields of transformers' configuration class.
     """
     config_class, model_class = FAMILIES[family]
-    options: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    }
+    options = dict(TINY_OPTIONS)
     if family in ("qwen3", "gemma3"):
         options["head_dim"] = 16
     with torch.random.fork_rng():

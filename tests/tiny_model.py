@@ -15,6 +15,21 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB_SIZE = 400
+TINY_OPTIONS: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+"""Fields of transformers' configurations that every tiny model has, of whatever family."""
 ENDOFTEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (ENDOFTEXT, IM_START, IM_END)
 """Token ids 0, 1, 2."""
@@ -51,20 +66,7 @@ def make_tiny_llama(directory: Path, *, seed: int = 0, **config_overrides: Any) 
 
 def make_llama_model(seed: int = 0, **config_overrides: Any) -> LlamaForCausalLM:
     """The model itself, float32, eval mode; the caller's random state is left alone."""
-    options: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    } | config_overrides
+    options = TINY_OPTIONS | config_overrides
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**options)).eval()

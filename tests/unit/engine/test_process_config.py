@@ -11,8 +11,8 @@ from scheduler.slo import DEFAULT_CLASSES
 CONFIG = ProcessConfig(
     EngineConfig("model.gguf", dtype="float32", threads=2),
     SchedulerConfig(block_size=8),
-    "ipc:///tmp/a/0.in",
-    "ipc:///tmp/a/0.out",
+    "ipc://a/0.in",
+    "ipc://a/0.out",
     parent_pid=7,
     classes=DEFAULT_CLASSES[1:3],
     default_class="interactive",

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from offload.hardware import HARDWARE, LINKS, UnknownHardwareError, find_hardware, find_link
+from offload.hardware import HARDWARE, LINKS, UnknownHardwareError, find_hardware
 from offload.hardware_cost import HardwareCost
 from offload.known_models import KNOWN_MODELS, UnknownModelError, known_shape
 from offload.plan_request import PlanRequest, ReferenceLoad
@@ -34,8 +34,6 @@ def test_ids_are_those_of_the_command_line() -> None:
 def test_unknown_names_are_told_with_the_list() -> None:
     with pytest.raises(UnknownHardwareError, match=r"'a100' .*a100-40, a100-80.*Did you mean"):
         find_hardware("a100")
-    with pytest.raises(UnknownHardwareError, match="pcie3, pcie4"):
-        find_link("usb")
     with pytest.raises(UnknownModelError, match=r"llama-3-8b.*Did you mean opt-13b\?"):
         known_shape("opt-12b")
 

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload.interval import hidden_interval, smallest_interval
+from offload.interval import hidden_interval
 from offload.predict import predict_step, simulate_steps
 from offload.residency import ResidencyOrder, interval_layout
 from offload.streamed_unit import StreamedUnit
 from tests.slow_step import SlowStep
+from tests.smallest_interval import smallest_interval
 
 
 def units(layers: dict[int, int]) -> list[StreamedUnit]:

@@ -11,7 +11,7 @@ import pytest
 
 from offload.hardware import HARDWARE
 from offload.hardware_cost import HardwareCost
-from offload.interval import hidden_interval, smallest_interval
+from offload.interval import hidden_interval
 from offload.known_models import known_shape
 from offload.model_shape import ModelShape
 from offload.placement import Placement
@@ -21,6 +21,7 @@ from offload.step_load import StepLoad
 from offload.step_times import ReferenceTimes, StepTimes
 from offload.target import ClassTarget
 from offload.transfer import Direction
+from tests.smallest_interval import smallest_interval
 
 MODELS = {
     "7B": "llama-2-7b",
