@@ -1,10 +1,12 @@
-"""The requests that hold no blocks, in the order in which they will be served."""
+"""The requests that hold no blocks, by class, in the order in which they will be served."""
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterable
 
+from scheduler.class_lane import ClassLane
 from scheduler.request import OrderKey, Request, RequestSpec
 
 
@@ -17,25 +19,37 @@ def num_queued_tokens(spec: RequestSpec) -> int:
 
 
 class WaitingQueue:
-    """Sorted by `Request.order`. A choice whose leader computes their prompt is parked: it waits out of the order.
+    """A lane for each class. A choice whose leader computes their prompt is parked: it waits out of the order.
 
-    A sorted list: finding a place is O(log n), and moving the rest is one memmove (8 bytes a request).
+    Adding, removing and finding the first ones is O(log n), beside one memmove (8 bytes a request).
     """
 
-    def __init__(self, num_blocks_for: Callable[[int], int], class_names: Iterable[str]) -> None:
+    def __init__(
+        self, num_blocks_for: Callable[[int], int], class_names: Iterable[str], *, is_fair: bool = True
+    ) -> None:
+        """
+        Args:
+            class_names: the highest first.
+            is_fair: within a class, the tenant with the least service is next; False: the order alone counts.
+        """
         self._num_blocks_for = num_blocks_for
-        self._ready: list[tuple[OrderKey, Request]] = []
+        self._lanes = {name: ClassLane(is_fair=is_fair) for name in class_names}
         self._parked: dict[str, list[Request]] = {}
+        self._by_order: list[tuple[OrderKey, Request]] = []
         self.num_requests = 0
         self.num_blocks = 0
         """Blocks that all of them need to start, prefix hits not counted."""
-        self.num_requests_by_class = dict.fromkeys(class_names, 0)
-        self.num_tokens_by_class = dict.fromkeys(self.num_requests_by_class, 0)
+        self.num_requests_by_class = dict.fromkeys(self._lanes, 0)
+        self.num_tokens_by_class = dict.fromkeys(self._lanes, 0)
 
     def push(self, request: Request) -> None:
-        """Let it wait for its turn."""
-        bisect.insort(self._ready, (request.order, request))
+        """Let it wait for its turn. One that ran before keeps its place in the order."""
+        self._push(request)
         self._account(request, 1)
+
+    def _push(self, request: Request) -> None:
+        self._lanes[request.spec.slo.granted].push(request)
+        bisect.insort(self._by_order, (request.order, request))
 
     def park(self, request: Request) -> None:
         """Let it wait for its leader's prompt."""
@@ -46,21 +60,45 @@ class WaitingQueue:
     def unpark(self, leader_id: str) -> None:
         """The leader's prompt is computed, or it left: its choices take their turn."""
         for request in self._parked.pop(leader_id, ()):
-            bisect.insort(self._ready, (request.order, request))
+            self._push(request)
 
     def parked(self) -> list[Request]:
         """Those that wait for their leader's prompt."""
         return [request for siblings in self._parked.values() for request in siblings]
 
     def head(self) -> Request | None:
-        """The first whose turn it is; parked ones have none."""
-        return self._ready[0][1] if self._ready else None
+        """The first in order over all classes; parked ones have no turn."""
+        return self._by_order[0][1] if self._by_order else None
+
+    def heads(self) -> list[Request]:
+        """The first of each class that has any, the highest class first; parked ones have no turn."""
+        firsts = [lane.first() for lane in self._lanes.values()]
+        return [request for request in firsts if request is not None]
+
+    def relegate(self, request: Request) -> None:
+        """Let it wait behind those of its class that are not relegated. Once a request.
+
+        Raises:
+            KeyError: it has no turn here.
+        """
+        assert not request.is_relegated, f"{request.request_id} is relegated already"
+        lane = self._lanes[request.spec.slo.granted]
+        if not lane.remove(request):
+            raise KeyError(request.request_id)
+        request.is_relegated = True
+        lane.push(request)
+
+    def charge(self, class_name: str, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """A tenant had service in a class: tokens computed for a prompt, and tokens of output.
+
+        The prompt is to be charged when its request starts, before the next head is looked for.
+        """
+        self._lanes[class_name].charge(tenant, num_prompt_tokens, num_output_tokens)
 
     def remove(self, request: Request) -> None:
         """Raises KeyError: it does not wait here."""
-        index = bisect.bisect_left(self._ready, request.order, key=_order)
-        if index < len(self._ready) and self._ready[index][1] is request:
-            del self._ready[index]
+        if self._lanes[request.spec.slo.granted].remove(request):
+            del self._by_order[bisect.bisect_left(self._by_order, request.order, key=_order)]
         else:
             self._remove_parked(request)
         self._account(request, -1)
@@ -88,18 +126,23 @@ class WaitingQueue:
         return self._num_blocks_for(request.num_tokens)
 
     def num_blocks_of_first(self, num_requests: int) -> int:
-        """Blocks that the first of them need to start; parked ones come last and need one each."""
-        ready = self._ready[:num_requests]
-        num_parked = min(max(num_requests - len(ready), 0), self.num_requests - len(self._ready))
-        return sum(self.num_blocks_to_start(request) for _, request in ready) + num_parked
+        """About the blocks that the first of them need to start; parked ones come last and need one each.
+
+        Higher classes first, in each one request a tenant and then the others: an estimate in O(num_requests).
+        """
+        ready = list(itertools.islice(itertools.chain.from_iterable(self._lanes.values()), max(num_requests, 0)))
+        num_parked = self.num_requests - sum(map(len, self._lanes.values()))
+        return sum(map(self.num_blocks_to_start, ready)) + min(max(num_requests - len(ready), 0), num_parked)
 
     def check(self, waiting: Iterable[Request]) -> None:
         """Assert that exactly `waiting` are here, in order, and that the sums are theirs."""
-        here = [r for _, r in self._ready] + self.parked()
+        here = list(itertools.chain(*self._lanes.values(), self.parked()))
         assert all(self._parked.values()), "a leader without parked choices is kept"
         expected = list(waiting)
         assert len(here) == len(expected) == self.num_requests and set(here) == set(expected)
-        assert all(a[0] < b[0] for a, b in zip(self._ready, self._ready[1:], strict=False)), "out of order"
+        for name, lane in self._lanes.items():
+            lane.check()
+            assert all(request.spec.slo.granted == name for request in lane)
         assert self.num_blocks == sum(map(self.num_blocks_to_start, here))
         for name in self.num_requests_by_class:
             members = [r.spec for r in here if r.spec.slo.granted == name]

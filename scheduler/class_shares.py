@@ -1,0 +1,72 @@
+"""Step time that each class is owed: no class is starved by those above it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+
+class ClassShares:
+    """A deficit of step time for each class that has more to do than it was given.
+
+    The deficit of a class is the most, over all windows of steps that end now and in which the class was always
+    backlogged, by which its step time fell short of its share of the window. So time that others left unused is no
+    debt, and a class that has nothing to do earns nothing. After Shreedhar and Varghese, Deficit Round Robin
+    (SIGCOMM 1995).
+
+    Where a class that is owed gets the whole next step, and the window is longer than the longest step / the smallest
+    share, no deficit exceeds share * (window + step) + (classes - 1) * step.
+    """
+
+    def __init__(self, shares: Mapping[str, float], window_s: float) -> None:
+        """
+        Args:
+            shares: of step time, 0..1 each, by class; 1 in all at most. At equal need, the first is owed first.
+            window_s: seconds of step time by which a class may be behind.
+
+        Raises:
+            ValueError: a share lies outside 0..1, they exceed 1 in all, or the window is not above 0.
+        """
+        for name, share in shares.items():
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"class {name!r}: share is {share}, it must lie in 0..1")
+        if sum(shares.values()) > 1.0 + 1e-9:
+            raise ValueError(f"shares add up to {sum(shares.values()):.3f}, the limit is 1")
+        if not window_s > 0.0:
+            raise ValueError(f"window_s is {window_s}, it must be above 0")
+        self._shares = dict(shares)
+        self._window_s = window_s
+        self._deficits_s = dict.fromkeys(shares, 0.0)
+
+    def observe(self, duration_s: float, tokens_by_class: Mapping[str, int], backlogged: Collection[str]) -> None:
+        """A step took that long.
+
+        Args:
+            tokens_by_class: rows of the step; its time is split by them.
+            backlogged: classes that had more to do than the step gave them.
+        """
+        num_tokens = sum(tokens_by_class.values())
+        s_per_token = duration_s / num_tokens if num_tokens else 0.0
+        for name, share in self._shares.items():
+            if name in backlogged:
+                got_s = tokens_by_class.get(name, 0) * s_per_token
+                self._deficits_s[name] = max(0.0, self._deficits_s[name] + share * duration_s - got_s)
+            else:
+                self._deficits_s[name] = 0.0
+
+    def owed(self) -> str | None:
+        """The class that is behind by most of its windows, if by more than one; None: all have their shares."""
+        most, name = self._window_s, None
+        for candidate, share in self._shares.items():
+            if share > 0.0 and self._deficits_s[candidate] > share * most:
+                most, name = self._deficits_s[candidate] / share, candidate
+        return name
+
+    def deficit_s(self, name: str) -> float:
+        """Seconds of step time that the class is behind its share; 0 where it has nothing to do."""
+        return self._deficits_s[name]
+
+    def check(self) -> None:
+        """Assert that no class is ahead, and none without a share is owed anything."""
+        for name, deficit_s in self._deficits_s.items():
+            assert deficit_s >= 0.0, f"{name}: {deficit_s} s of debt"
+            assert deficit_s == 0.0 or self._shares[name] > 0.0, f"{name}: owed without a share"
