@@ -36,21 +36,21 @@ class TenantService:
         return self._waiting[tenant]
 
     @property
-    def level(self) -> int:
+    def last_level(self) -> int:
         """What the last one whose turn it was has by now."""
         counter = self._waiting.get(self._last)
         return max(self._floor, self._idle.get(self._last, 0) if counter is None else counter)
 
-    def enter(self, tenant: str, least: int | None) -> None:
+    def enter(self, tenant: str, level: int) -> None:
         """It begins to wait, or to have a turn.
 
         Args:
-            least: the smallest counter of those whose turn it is; None: there are none.
+            level: the least it has from now on.
         """
         counter = self._waiting.get(tenant)
         if counter is None:
             counter = self._idle.pop(tenant, 0)
-        self._waiting[tenant] = max(counter, self.level if least is None else least)
+        self._waiting[tenant] = max(counter, level)
 
     def leave(self, tenant: str) -> None:
         """Nothing of it waits any more."""
@@ -73,7 +73,7 @@ class TenantService:
         if len(self._idle) > MAX_IDLE_TENANTS:
             oldest = next(iter(self._idle))
             if oldest == self._last:
-                self._floor = self.level
+                self._floor = self.last_level
             del self._idle[oldest]
 
     def check(self, waiting: set[str]) -> None:
