@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from offload.measurements import LayerPoint, Measurements, p95
+from offload.measurements import LayerPoint, Measurements, RowPoint, p95
 from offload.plan import OffloadPlan
 from offload.record import PerformanceRecord
 from offload.record_fit import Ramps, RowFit, nnls
@@ -20,15 +21,32 @@ from scheduler.step_features import StepFeatures
 def fit_latency(record: PerformanceRecord, streamed_bytes: int = 0) -> LatencyCoefficients:
     """The coefficients of a whole step without or with streamed layers.
 
-    The profile's sequences are all alike: no skew can be seen in it, so its coefficient is 0.
-
     Args:
         streamed_bytes: copied for each streamed layer.
 
     Raises:
         ValueError: nothing was measured.
     """
-    measured = record.measurements
+    pace = record.link_bytes_per_s(Direction.H2D, Quantile.P50)
+    return dataclasses.replace(
+        fit_measurements(record.measurements, record.fixed_s()),
+        decode_slowdown=record.slowdown(True, pace),
+        prefill_slowdown=record.slowdown(False, pace),
+        streamed_layer_bytes=streamed_bytes,
+    )
+
+
+def fit_measurements(measured: Measurements, sync_s: float) -> LatencyCoefficients:
+    """The coefficients of a step beside which nothing is copied.
+
+    The sequences of a measured step are all alike: no skew can be seen in it, so its coefficient is 0.
+
+    Args:
+        sync_s: what a step takes besides.
+
+    Raises:
+        ValueError: nothing was measured.
+    """
     points = measured.layers
     if not points:
         raise ValueError("the record holds no measured step: measure again with `headrace profile --force`")
@@ -36,7 +54,6 @@ def fit_latency(record: PerformanceRecord, streamed_bytes: int = 0) -> LatencyCo
     fitted = _fit_layers(points, knots)
     start_s, *rest = (measured.num_layers * value for value in fitted)
     slopes, (per_prefill, per_decode, per_context, per_pair) = rest[: len(knots)], rest[len(knots) :]
-    pace = record.link_bytes_per_s(Direction.H2D, Quantile.P50)
     prefill, decode = _p95_factors(measured, knots, fitted)
     return LatencyCoefficients(
         rows=Ramp(start_s, knots, tuple(slopes)),
@@ -45,10 +62,7 @@ def fit_latency(record: PerformanceRecord, streamed_bytes: int = 0) -> LatencyCo
         s_per_decode=per_decode,
         s_per_decode_context_token=per_context,
         s_per_prefill_pair=per_pair,
-        sync_s=record.fixed_s(),
-        decode_slowdown=record.slowdown(True, pace),
-        prefill_slowdown=record.slowdown(False, pace),
-        streamed_layer_bytes=streamed_bytes,
+        sync_s=sync_s,
         p95_factors=(decode, max(prefill, decode), prefill),
     )
 
@@ -101,10 +115,13 @@ def _p95_factors(measured: Measurements, knots: tuple[float, ...], fitted: list[
 def _head(measured: Measurements) -> Ramp:
     """Head by rows, and what the engine itself spends on each."""
     head = RowFit.of([point.num_rows for point in measured.head], [point.p50_s for point in measured.head])
-    overhead = RowFit.of(
-        [point.num_rows for point in measured.overhead],
-        [point.p50_s for point in measured.overhead],
-        is_straight=True,
-    )
-    per_row_s = overhead.by_rows.slopes[0]
+    per_row_s = _overhead_per_row_s(measured.overhead)
     return Ramp(head.base_s, head.by_rows.knots, tuple(slope + per_row_s for slope in head.by_rows.slopes))
+
+
+def _overhead_per_row_s(points: Sequence[RowPoint]) -> float:
+    """0 where none was measured."""
+    if not points:
+        return 0.0
+    rows, times_s = [point.num_rows for point in points], [point.p50_s for point in points]
+    return RowFit.of(rows, times_s, is_straight=True).by_rows.slopes[0]

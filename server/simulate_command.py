@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import EngineConfig
+from engine.simulation.arrivals import STEADY, ArrivalPattern
 from engine.simulation.capacity import CAPACITY_GOAL, busy_rate_per_s, find_capacity
 from engine.simulation.config import DEFAULT_LOAD, SimulateConfig
 from engine.simulation.machine import SimulatedMachine, simulated_gpu, simulated_host
 from engine.simulation.replayed_load import ReplayedLoad
 from engine.simulation.simulation_error import SimulationError
 from engine.simulation.simulator import Simulator
+from engine.simulation.step_times import StepVariation
 from engine.simulation.traffic import Traffic, TrafficClass, draw_traffic
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
@@ -38,6 +40,11 @@ class Experiment:
     seed: int
     replayed: ReplayedLoad | None = None
     """A trace in place of a drawn load."""
+    pattern: ArrivalPattern = STEADY
+    """Of a drawn load."""
+    cancelled_share: float = 0.0
+    noise: float = 1.0
+    """95th percentile of a step's time over its median."""
 
     def traffic(self, rate_per_s: float) -> Traffic:
         """The same requests at every rate.
@@ -45,14 +52,19 @@ class Experiment:
         Raises:
             SimulationError: the model reads too little for any.
         """
+        longest = self.machine.max_model_len
         if self.replayed is not None:
-            return self.replayed.traffic(self.mix, rate_per_s, self.seed, self.machine.max_model_len)
-        return draw_traffic(self.mix, self.num_requests, rate_per_s, self.seed, self.machine.max_model_len)
+            traffic = self.replayed.traffic(self.mix, rate_per_s, self.seed, longest)
+        else:
+            traffic = draw_traffic(self.mix, self.num_requests, rate_per_s, self.seed, longest, self.pattern)
+        return traffic.with_cancellations(self.cancelled_share, self.seed) if self.cancelled_share else traffic
 
     def run(self, rate_per_s: float) -> SimulatedRun:
         """Raises SimulationError: see `traffic`."""
-        requests = self.traffic(rate_per_s).requests
-        return observe(requests, Simulator(self.machine, self.scheduler, self.classes).run(requests))
+        traffic = self.traffic(rate_per_s)
+        variation = StepVariation(self.noise, seed=self.seed)
+        simulator = Simulator(self.machine, self.scheduler, self.classes, variation)
+        return observe(traffic.requests, simulator.run(traffic.requests, traffic.cancellations))
 
     def capacity_per_s(self) -> float:
         """Of the policy `priority`, whichever this one is.
@@ -89,10 +101,21 @@ def run_simulate(
     _check_trace(replayed, classes)
     place = find_model(name)
     if config.gpu is None:
-        machine = simulated_host(place, engine, scheduler)
+        machine = simulated_host(place, engine, scheduler, config.streamed_layers)
     else:
-        machine = simulated_gpu(config.gpu, place, engine, scheduler)
-    experiment = Experiment(machine, scheduler, classes, mix, config.requests, config.seed, replayed)
+        machine = simulated_gpu(config.gpu, place, engine, scheduler, config.streamed_layers)
+    experiment = Experiment(
+        machine,
+        scheduler,
+        classes,
+        mix,
+        config.requests,
+        config.seed,
+        replayed,
+        ArrivalPattern(config.cv, config.burst),
+        config.cancel,
+        config.noise,
+    )
     own_rate = None if replayed is None or config.load is not None else replayed.rate_per_s
     fixed = config.rate if config.rate is not None else own_rate
     capacity = None if fixed is not None else experiment.capacity_per_s()

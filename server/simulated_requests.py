@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from engine.messages import AddGroup, ChoiceDelta, GroupRefused, StepOutputs
+from engine.messages import AddGroup, ChoiceDelta, GroupRefused
 from engine.simulation.simulator import SimulatedTurn
 from scheduler.output import RefusalReason
 from scheduler.slo import SLO
 from server.request_record import End, RequestRecord
+
+_ENDS = {"error": End.FAILED, "abort": End.CANCELLED}
+"""By finish reason; every other one is an end as it should be."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,23 +25,52 @@ class SimulatedRun:
     num_preemptions: int
 
 
-def observe(requests: Sequence[AddGroup], turns: Iterable[SimulatedTurn]) -> SimulatedRun:
-    """Run a simulation to its end and note what becomes of each request.
+class Observation:
+    """The records of a simulation while it runs.
 
     Tokens are handed over at the end of the step that made them: encoding, sending and the socket take no time.
     """
-    records = {request.group_id: _record(request) for request in requests}
-    last: SimulatedTurn | None = None
-    num_turns = 0
+
+    def __init__(self, requests: Sequence[AddGroup]) -> None:
+        self._records = {request.group_id: _record(request) for request in requests}
+        self._last: SimulatedTurn | None = None
+        self._num_turns = 0
+
+    def take_in(self, turn: SimulatedTurn) -> list[RequestRecord]:
+        """Note what a turn did; the requests that it ended."""
+        self._last = turn
+        self._num_turns += 1
+        outputs, now_s = turn.outputs, turn.now_s
+        for admitted in outputs.admitted:
+            self._records[admitted.group_id].admitted(admitted, now_s)
+        ended = []
+        for refused in outputs.refused:
+            record = self._records[refused.group_id]
+            _refuse(record, refused, now_s)
+            ended.append(record)
+        for delta in outputs.deltas:
+            record = self._records[delta.group_id]
+            _take_in_delta(record, delta, now_s)
+            if delta.finish_reason is not None:
+                ended.append(record)
+        return ended
+
+    def run(self) -> SimulatedRun:
+        """What was seen so far."""
+        return SimulatedRun(
+            tuple(self._records.values()),
+            0.0 if self._last is None else self._last.now_s,
+            self._num_turns,
+            0 if self._last is None else self._last.outputs.stats.num_preemptions,
+        )
+
+
+def observe(requests: Sequence[AddGroup], turns: Iterable[SimulatedTurn]) -> SimulatedRun:
+    """Run a simulation to its end and note what becomes of each request."""
+    observation = Observation(requests)
     for turn in turns:
-        last, num_turns = turn, num_turns + 1
-        _take_in(turn.outputs, turn.now_s, records)
-    return SimulatedRun(
-        tuple(records.values()),
-        0.0 if last is None else last.now_s,
-        num_turns,
-        0 if last is None else last.outputs.stats.num_preemptions,
-    )
+        observation.take_in(turn)
+    return observation.run()
 
 
 def _record(request: AddGroup) -> RequestRecord:
@@ -46,15 +78,6 @@ def _record(request: AddGroup) -> RequestRecord:
     record = RequestRecord(request.group_id, slo, request.arrival_s, num_choices=1)
     record.num_prompt_tokens = sum(map(len, request.prompts))
     return record
-
-
-def _take_in(outputs: StepOutputs, now_s: float, records: dict[str, RequestRecord]) -> None:
-    for admitted in outputs.admitted:
-        records[admitted.group_id].admitted(admitted, now_s)
-    for refused in outputs.refused:
-        _refuse(records[refused.group_id], refused, now_s)
-    for delta in outputs.deltas:
-        _take_in_delta(records[delta.group_id], delta, now_s)
 
 
 def _refuse(record: RequestRecord, refused: GroupRefused, now_s: float) -> None:
@@ -67,4 +90,4 @@ def _take_in_delta(record: RequestRecord, delta: ChoiceDelta, now_s: float) -> N
         record.token(delta.choice, now_s, len(delta.token_ids))
     if delta.finish_reason is not None:
         record.choice_finished(delta.choice, delta.finish_reason)
-        record.finish(End.FAILED if delta.finish_reason == "error" else End.COMPLETED, now_s)
+        record.finish(_ENDS.get(delta.finish_reason, End.COMPLETED), now_s)

@@ -40,13 +40,17 @@ class Attainment:
 
     @property
     def offered(self) -> float | None:
-        """Share of what was sent that met its targets; None: nothing was."""
-        return self.outcomes[Outcome.MET] / self.num_sent if self.num_sent else None
+        """Share of what was sent that met its targets; None: nothing was. Who left in time counts for neither."""
+        return self._met_of(self.num_sent)
 
     @property
     def admitted(self) -> float | None:
         """Share of what was neither refused nor expired that met its targets; None: nothing was admitted."""
-        return self.outcomes[Outcome.MET] / self.num_admitted if self.num_admitted else None
+        return self._met_of(self.num_admitted)
+
+    def _met_of(self, num_requests: int) -> float | None:
+        num_judged = num_requests - self.outcomes[Outcome.CANCELLED]
+        return self.outcomes[Outcome.MET] / num_judged if num_judged else None
 
     def values(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,6 +62,7 @@ class Attainment:
             "refused": self.outcomes[Outcome.REFUSED],
             "expired": self.outcomes[Outcome.EXPIRED],
             "failed": self.outcomes[Outcome.FAILED],
+            "cancelled": self.outcomes[Outcome.CANCELLED],
             **late,
             "offered_attainment": self.offered,
             "admitted_attainment": self.admitted,

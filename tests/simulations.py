@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from engine.profile_grid import ProfileLimits
 from engine.simulation.machine import SimulatedMachine
+from engine.simulation.sampled_cost import fit_cost
 from engine.simulation.simulator import Simulator
 from engine.simulation.traffic import TrafficClass, draw_traffic
 from scheduler.config import SchedulerConfig
@@ -16,10 +18,13 @@ DECODE_S = NUM_LAYERS * LAYER_S + HEAD_S + FIXED_S
 """A step in which every sequence computes one token."""
 
 
-def make_machine(num_blocks: int = 4096, max_model_len: int = 4096) -> SimulatedMachine:
+def make_machine(num_blocks: int = 4096, max_model_len: int = 4096, num_streamed_layers: int = 0) -> SimulatedMachine:
     """16 layers of 1 ms and 10 us a further row, 2 ms of head, 1 ms besides."""
     cost = FlatCost(layer=LAYER_S, per_row=PER_ROW_S, head=HEAD_S, fixed=FIXED_S)
-    return SimulatedMachine("toy", make_shape(), cost, num_blocks, max_model_len)
+    limits = ProfileLimits(64, 2048, max_model_len, num_blocks * SchedulerConfig().block_size)
+    shape = make_shape()
+    latency = fit_cost(cost, NUM_LAYERS, limits, round(shape.mean_layer_bytes))
+    return SimulatedMachine("toy", shape, cost, num_blocks, max_model_len, latency, num_streamed_layers)
 
 
 def mix_of(name: str, prompt_tokens: int, output_tokens: int, share: float = 1.0) -> TrafficClass:

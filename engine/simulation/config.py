@@ -64,6 +64,36 @@ class SimulateConfig:
     seed: int = dataclasses.field(
         default=0, metadata={"help": "Of arrivals, classes and lengths: the same seed gives the same result."}
     )
+    cv: float = dataclasses.field(
+        default=1.0,
+        metadata={
+            "help": "Standard deviation of the times between arrivals over their mean: 1 is Poisson, more comes in "
+            "clumps. Not with --trace.",
+            "min": 0.01,
+        },
+    )
+    burst: float = dataclasses.field(
+        default=1.0,
+        metadata={
+            "help": "In 15 s of every minute arrivals come so many times as fast as between; the mean rate stays. Not "
+            "with --trace.",
+            "min": 1,
+        },
+    )
+    cancel: float = dataclasses.field(
+        default=0.0,
+        metadata={"help": "Share of requests whose client leaves, 2 s after arrival on average.", "min": 0},
+    )
+    noise: float = dataclasses.field(
+        default=1.0,
+        metadata={
+            "help": "95th percentile of a step's time over its median; 1: every step takes what the cost model says.",
+            "min": 1,
+        },
+    )
+    streamed_layers: int = dataclasses.field(
+        default=0, metadata={"help": "Layers that are copied to the device in every step.", "min": 0}
+    )
     classes_path: str | None = dataclasses.field(
         default=None, metadata={"help": "TOML file of latency classes that replaces the built-in table."}
     )
@@ -76,3 +106,7 @@ class SimulateConfig:
                 raise ValueError(f"{field.name} is {value}, it must be at least {low}")
         if self.rate is not None and self.load is not None:
             raise ValueError(f"rate ({self.rate:g}) and load ({self.load:g}) both set how fast requests come; give one")
+        if not self.cancel < 1.0:
+            raise ValueError(f"cancel is {self.cancel:g}, a share of the requests; it must be below 1")
+        if self.trace_path is not None and (self.cv, self.burst) != (1.0, 1.0):
+            raise ValueError("trace_path has arrivals of its own: leave out cv and burst, or the trace")

@@ -1,12 +1,11 @@
-"""A runner that computes nothing: a step takes the time that a cost model predicts for it."""
+"""A runner that computes nothing: a step takes the time that a cost model says."""
 
 from __future__ import annotations
 
 from engine.model_runner_output import ModelRunnerOutput, RequestOutput
 from engine.sequence import Sequence
+from engine.simulation.step_times import StepTimes
 from engine.simulation.virtual_clock import VirtualClock
-from offload.step_cost import Quantile, StepCost
-from offload.step_load import StepLoad
 from scheduler.output import SchedulerOutput
 
 TOKEN_ID = 1
@@ -14,14 +13,10 @@ TOKEN_ID = 1
 
 
 class RooflineRunner:
-    """Implements `engine.runner.Runner`: all weights on the device, nothing is copied, every time is the median.
+    """Implements `engine.runner.Runner`. Owns the ids of the live sequences, and nothing of them."""
 
-    Owns the ids of the live sequences, and nothing of them.
-    """
-
-    def __init__(self, cost: StepCost, num_layers: int, clock: VirtualClock) -> None:
-        self._cost = cost
-        self._num_layers = num_layers
+    def __init__(self, steps: StepTimes, clock: VirtualClock) -> None:
+        self._steps = steps
         self._clock = clock
         self._live: set[str] = set()
 
@@ -46,17 +41,6 @@ class RooflineRunner:
         for scheduled in output.scheduled:
             if scheduled.request_id not in self._live:
                 raise KeyError(scheduled.request_id)
-        self._clock.advance(step_s(self._cost, self._num_layers, output))
+        self._clock.advance(self._steps.step_s(output))
         outputs = tuple(RequestOutput(s.request_id, TOKEN_ID if s.samples else None) for s in output.scheduled)
         return ModelRunnerOutput(output.step_id, outputs)
-
-
-def step_s(cost: StepCost, num_layers: int, output: SchedulerOutput) -> float:
-    """Predicted seconds of a step: its layers, the head for the rows that sample, and what it takes besides."""
-    if not output.scheduled:
-        return 0.0
-    num_context_tokens = sum(s.num_computed_tokens + s.num_tokens for s in output.scheduled)
-    load = StepLoad(output.num_tokens, len(output.scheduled), num_context_tokens)
-    num_rows = sum(s.samples for s in output.scheduled)
-    head_s = cost.head_s(num_rows, Quantile.P50) if num_rows else 0.0
-    return num_layers * cost.quiet_layer_s(load, Quantile.P50) + head_s + cost.fixed_s()

@@ -8,8 +8,9 @@ import engine.process
 from engine.messages import AddGroup, StepOutputs
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
-from engine.simulation.roofline_runner import TOKEN_ID, RooflineRunner, step_s
+from engine.simulation.roofline_runner import TOKEN_ID, RooflineRunner
 from engine.simulation.simulator import Simulator
+from engine.simulation.step_times import StepTimes
 from engine.simulation.traffic import draw_traffic
 from engine.simulation.virtual_clock import VirtualClock
 from offload.hardware import find_hardware
@@ -63,28 +64,28 @@ def test_a_step_on_an_accelerator_is_its_roofline() -> None:
     kv_bytes = 1000 * 2 * 8 * 128 * 2
     layer_s = (2 * parameters + kv_bytes) / 2.6e12 + 20e-6
     head_s = 2 * 128256 * 4096 / 2.6e12
-    assert step_s(cost, 32, decode) == pytest.approx(32 * layer_s + head_s + 1e-3, rel=1e-3)
+    assert StepTimes(cost, 32).step_s(decode) == pytest.approx(32 * layer_s + head_s + 1e-3, rel=1e-3)
 
 
 def test_the_head_is_paid_where_a_row_samples_and_an_empty_step_is_free() -> None:
     cost = FlatCost(layer=1e-3, per_row=0.0, head=5e-3, fixed=1e-3)
     chunk = SchedulerOutput(0, 0.0, (scheduled("a", 8, 0, samples=False),))
     both = SchedulerOutput(0, 0.0, (scheduled("a", 8, 0, samples=False), scheduled("b", 1, 9, samples=True)))
-    assert step_s(cost, 2, chunk) == pytest.approx(3e-3)
-    assert step_s(cost, 2, both) == pytest.approx(8e-3)
-    assert step_s(cost, 2, SchedulerOutput(0, 0.0, ())) == 0.0
+    assert StepTimes(cost, 2).step_s(chunk) == pytest.approx(3e-3)
+    assert StepTimes(cost, 2).step_s(both) == pytest.approx(8e-3)
+    assert StepTimes(cost, 2).step_s(SchedulerOutput(0, 0.0, ())) == 0.0
 
 
 def test_the_runner_samples_one_token_for_each_request_that_samples() -> None:
     clock = VirtualClock()
-    runner = RooflineRunner(FlatCost(), 2, clock)
+    runner = RooflineRunner(StepTimes(FlatCost(), 2), clock)
     for request_id in ("a", "b"):
         runner.add(Sequence(request_id, 0, (1,) * 8, SamplingParams(max_tokens=2), frozenset(), 4))
     step = SchedulerOutput(7, 0.0, (scheduled("a", 4, 0, samples=False), scheduled("b", 8, 0, samples=True)))
     computed = runner.execute(step)
     assert computed.step_id == 7
     assert [(o.request_id, o.token_id) for o in computed.outputs] == [("a", None), ("b", TOKEN_ID)]
-    assert clock.now_s() == step_s(FlatCost(), 2, step)
+    assert clock.now_s() == StepTimes(FlatCost(), 2).step_s(step)
     runner.remove("a")
     with pytest.raises(KeyError, match="a"):
         runner.execute(step)
