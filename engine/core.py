@@ -218,7 +218,7 @@ class EngineCore:
         report.refused.append(
             GroupRefused(
                 group_id=group.group_id,
-                reason=RefusalReason.EXPIRED.value,
+                reason=expiry.reason.value,
                 message=expiry.message,
                 retry_after_s=expiry.retry_after_s,
             )

@@ -27,7 +27,7 @@ from scheduler.slo import SLOClass
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"HRLOG\x00\x00" + bytes([VERSION])
 """At the start of a file."""
 _FRAME_HEAD = struct.Struct("<II")

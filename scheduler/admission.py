@@ -1,14 +1,20 @@
-"""The verdict on a group on arrival: can it ever be served, and is there room to wait."""
+"""The verdict on a group on arrival: can it ever be served, can its promise be kept, and is there room to wait."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from scheduler.block_pool import BlockPool
+from scheduler.closed_class import why_closed
 from scheduler.config import SchedulerConfig
-from scheduler.link import ClassFloor, LinkSnapshot
+from scheduler.latency_model import LatencyModel
+from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
-from scheduler.request import RequestSpec
-from scheduler.slo import SLO, SLOClass, SLOClasses
+from scheduler.request import Request, RequestSpec
+from scheduler.running_set import RunningSet
+from scheduler.servable import ServableLimits
+from scheduler.slo import SLOClass, SLOClasses
 from scheduler.waiting_queue import WaitingQueue, num_queued_tokens
 
 MIN_RETRY_S = 1.0
@@ -18,32 +24,68 @@ RATE_DECAY = 0.98
 
 
 class AdmissionControl:
-    """Judges groups. Knows the limits, and the token rate of the last steps."""
+    """Judges groups by what it looks at: the queue, what runs, the pool. It changes none of them.
+
+    The scheduler tells it what becomes of every request that it let in: `added` whenever one waits (on arrival and
+    after a preemption), `started` when it runs, `computed` and `emitted` by step, `left` at its end.
+    """
 
     def __init__(
-        self, config: SchedulerConfig, classes: SLOClasses, num_blocks: int, max_model_len: int, watermark_blocks: int
+        self,
+        config: SchedulerConfig,
+        classes: SLOClasses,
+        max_model_len: int,
+        watermark_blocks: int,
+        queue: WaitingQueue,
+        running: RunningSet,
+        pool: BlockPool,
+        latency: LatencyModel | None = None,
     ) -> None:
+        """
+        Args:
+            latency: predicts steps; only read here. None: no promise is tested, the caps alone decide.
+        """
         self._config = config
         self._classes = classes
-        self._num_blocks = num_blocks
-        self._max_model_len = max_model_len
         self._watermark_blocks = watermark_blocks
+        self._queue = queue
+        self._running = running
+        self._pool = pool
+        self._limits = ServableLimits(config, pool.num_blocks, max_model_len)
+        self._link = NO_LINK
         self._recent_tokens = 0.0
         self._recent_s = 0.0
 
-    def observe(self, num_tokens: int, duration_s: float) -> None:
+    def observe_link(self, link: LinkSnapshot) -> None:
+        """What is judged by from here."""
+        self._link = link
+
+    def observe_step(self, num_tokens: int, duration_s: float) -> None:
         """A step computed that many tokens in that time."""
         self._recent_tokens = self._recent_tokens * RATE_DECAY + num_tokens
         self._recent_s = self._recent_s * RATE_DECAY + max(duration_s, 0.0)
 
-    def judge(
-        self,
-        group: tuple[RequestSpec, ...],
-        queue: WaitingQueue,
-        num_running: int,
-        num_free_blocks: int,
-        link: LinkSnapshot,
-    ) -> Verdict:
+    # What becomes of requests.
+
+    def added(self, request: Request) -> None:
+        """It waits: it arrived, or it lost its blocks and computes its tokens again."""
+
+    def started(self, request: Request, now_s: float) -> None:
+        """It runs; what it found in the prefix cache is known."""
+
+    def computed(self, request: Request) -> None:
+        """More of its tokens are computed and committed, not all of them as decodes."""
+
+    def emitted(self, request: Request, now_s: float) -> None:
+        """A token of it is out."""
+
+    def left(self, request: Request) -> None:
+        """It is over, whatever the reason."""
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Assert that what is kept is of these live requests."""
+
+    def judge(self, group: tuple[RequestSpec, ...], now_s: float) -> Verdict:  # noqa: ARG002
         """ADMIT: there is room to start it at once. QUEUE: it waits. DEGRADE: it is served in a lower class.
 
         The caps are for what must wait: a group that can start, or the only one of its class, is never refused for
@@ -51,148 +93,73 @@ class AdmissionControl:
         """
         slo = group[0].slo
         slo_class = self._classes.get(slo.granted)
-        if (never := self._why_never(group)) is not None:
+        if (never := self._limits.why_never(group)) is not None:
             return _refuse(slo_class, RefusalReason.NEVER_FITS, never, None)
-        floor = link.floor(slo_class.name)
-        if floor is not None and _is_infeasible(slo, slo_class, floor):
-            return self._judge_closed(group, queue, slo_class, floor, link)
-        if self._can_start(group, queue, num_running, num_free_blocks):
+        if (closed := why_closed(slo, slo_class, self._link)) is not None:
+            return self._degraded(group, slo_class) or _refuse(slo_class, RefusalReason.CLASS_CLOSED, closed, None)
+        if self._can_start(group):
             return Verdict(VerdictKind.ADMIT, slo_class.name)
         num_tokens = sum(map(num_queued_tokens, group))
-        if num_running + queue.num_requests + len(group) > self._max_live_requests:
-            return self._refuse_full_instance(slo_class, queue)
-        if _has_room(slo_class, queue, num_tokens):
+        if len(self._running) + self._queue.num_requests + len(group) > self._limits.max_live_requests:
+            return self._refuse_full_instance(slo_class)
+        if self._has_room(slo_class, num_tokens):
             return Verdict(VerdictKind.QUEUE, slo_class.name)
-        if slo.may_degrade and slo_class.degrade_to is not None:
-            lower = self._classes.get(slo_class.degrade_to)
-            if _has_room(lower, queue, num_tokens):
-                return Verdict(VerdictKind.DEGRADE, lower.name)
-        return self._refuse_full_class(slo_class, queue, num_tokens)
+        return self._degraded(group, slo_class) or self._refuse_full_class(slo_class, num_tokens)
 
-    def _judge_closed(
-        self,
-        group: tuple[RequestSpec, ...],
-        queue: WaitingQueue,
-        slo_class: SLOClass,
-        floor: ClassFloor,
-        link: LinkSnapshot,
-    ) -> Verdict:
-        """Of a class whose targets cannot be met whatever the load: a lower one by consent, or none."""
-        slo = group[0].slo
-        if slo.may_degrade and slo_class.degrade_to is not None:
-            lower, lower_floor = self._classes.get(slo_class.degrade_to), link.floor(slo_class.degrade_to)
-            is_open = lower_floor is None or lower_floor.is_open
-            if is_open and _has_room(lower, queue, sum(map(num_queued_tokens, group))):
-                return Verdict(VerdictKind.DEGRADE, lower.name)
-        return _refuse(slo_class, RefusalReason.CLASS_CLOSED, _why_closed(slo, slo_class, floor), None)
+    def why_closed(self, request: Request) -> str | None:
+        """Why a request's targets cannot be met whatever the load, for its client; None: they can, or may be late."""
+        return why_closed(request.spec.slo, self._classes.get(request.spec.slo.granted), self._link)
 
-    @property
-    def _max_live_requests(self) -> int:
-        return self._config.max_num_seqs + self._config.max_queued_requests
-
-    def _why_never(self, group: tuple[RequestSpec, ...]) -> str | None:
-        """Choices need not run at the same time, so each must fit alone."""
-        if len(group) > self._max_live_requests:
-            return (
-                f"{len(group)} choices are asked for, this server holds at most {self._max_live_requests} requests; "
-                "ask for fewer choices or prompts at a time"
-            )
-        for spec in group:
-            num_tokens = spec.num_prompt_tokens + spec.max_tokens
-            asked = f"{num_tokens} tokens ({spec.num_prompt_tokens} prompt + {spec.max_tokens} output)"
-            if num_tokens > self._max_model_len:
-                return (
-                    f"{asked} are asked for, the context holds {self._max_model_len}; "
-                    f"{_way_out(spec, self._max_model_len)}"
-                )
-            block_size = self._config.block_size
-            num_blocks = -(-spec.num_kv_tokens // block_size)
-            if num_blocks > self._num_blocks:
-                limit = self._num_blocks * block_size + (1 if spec.max_tokens else 0)  # the last output has no KV
-                return (
-                    f"{asked} need {num_blocks} KV blocks of {block_size} tokens, this server has "
-                    f"{self._num_blocks}; {_way_out(spec, limit)}, or start the server with more KV cache memory"
-                )
+    def _degraded(self, group: tuple[RequestSpec, ...], slo_class: SLOClass) -> Verdict | None:
+        """In the lower class that its client consented to, if that is open and has room."""
+        if not group[0].slo.may_degrade or slo_class.degrade_to is None:
+            return None
+        lower, floor = self._classes.get(slo_class.degrade_to), self._link.floor(slo_class.degrade_to)
+        is_open = floor is None or floor.is_open
+        if is_open and self._has_room(lower, sum(map(num_queued_tokens, group))):
+            return Verdict(VerdictKind.DEGRADE, lower.name)
         return None
 
-    def _can_start(
-        self, group: tuple[RequestSpec, ...], queue: WaitingQueue, num_running: int, num_free_blocks: int
-    ) -> bool:
+    def _can_start(self, group: tuple[RequestSpec, ...]) -> bool:
         """Whether all that wait and this group can run beside what runs now. Prefix hits are not counted on."""
-        if num_running + queue.num_requests + len(group) > self._config.max_num_seqs:
+        if len(self._running) + self._queue.num_requests + len(group) > self._config.max_num_seqs:
             return False
         block_size = self._config.block_size
         num_blocks = sum(-(-s.num_prompt_tokens // block_size) if s.leader_id is None else 1 for s in group)
-        return queue.num_blocks + num_blocks + self._watermark_blocks <= num_free_blocks
+        return self._queue.num_blocks + num_blocks + self._watermark_blocks <= self._pool.num_free_blocks
 
-    def _refuse_full_instance(self, slo_class: SLOClass, queue: WaitingQueue) -> Verdict:
+    def _has_room(self, slo_class: SLOClass, num_tokens: int) -> bool:
+        queued = self._queue.num_tokens_by_class[slo_class.name]
+        return queued == 0 or queued + num_tokens <= slo_class.queue_cap_tokens
+
+    def _refuse_full_instance(self, slo_class: SLOClass) -> Verdict:
         message = (
-            f"{queue.num_requests} requests wait and {self._config.max_queued_requests} may "
+            f"{self._queue.num_requests} requests wait and {self._config.max_queued_requests} may "
             f"(max_queued_requests); retry later"
         )
-        return _refuse(slo_class, RefusalReason.INSTANCE_FULL, message, self.retry_after_s(slo_class, queue))
+        return _refuse(slo_class, RefusalReason.INSTANCE_FULL, message, self.retry_after_s(slo_class))
 
-    def _refuse_full_class(self, slo_class: SLOClass, queue: WaitingQueue, num_tokens: int) -> Verdict:
-        queued = queue.num_tokens_by_class[slo_class.name]
+    def _refuse_full_class(self, slo_class: SLOClass, num_tokens: int) -> Verdict:
+        queued = self._queue.num_tokens_by_class[slo_class.name]
         message = (
             f"class {slo_class.name!r} has {queued} prompt tokens waiting and takes {slo_class.queue_cap_tokens}, "
             f"this request has {num_tokens}; retry later, shorten the prompt or ask for another class"
         )
-        return _refuse(slo_class, RefusalReason.CLASS_QUEUE_FULL, message, self.retry_after_s(slo_class, queue))
+        return _refuse(slo_class, RefusalReason.CLASS_QUEUE_FULL, message, self.retry_after_s(slo_class))
 
-    def retry_after_s(self, slo_class: SLOClass, queue: WaitingQueue) -> float:
+    def retry_after_s(self, slo_class: SLOClass) -> float:
         """When to come back: once what waits ahead, in the class and in those before it, is worked off.
 
         Room may open sooner, but who comes back for it waits behind the same backlog.
         """
         names = [c.name for c in self._classes if c.rank <= slo_class.rank]
-        return self._seconds_for(sum(queue.num_tokens_by_class[name] for name in names))
+        return self._seconds_for(sum(self._queue.num_tokens_by_class[name] for name in names))
 
     def _seconds_for(self, num_tokens: int) -> float:
         """Time to compute that many tokens at the rate of the last steps, within bounds; the least if unknown."""
         if self._recent_s == 0.0 or self._recent_tokens == 0.0:
             return MIN_RETRY_S
         return min(max(num_tokens * self._recent_s / self._recent_tokens, MIN_RETRY_S), MAX_RETRY_S)
-
-
-def _has_room(slo_class: SLOClass, queue: WaitingQueue, num_tokens: int) -> bool:
-    queued = queue.num_tokens_by_class[slo_class.name]
-    return queued == 0 or queued + num_tokens <= slo_class.queue_cap_tokens
-
-
-def _way_out(spec: RequestSpec, max_tokens_in_all: int) -> str:
-    if spec.num_prompt_tokens + min(spec.max_tokens, 1) > max_tokens_in_all:
-        return f"shorten the prompt to at most {max_tokens_in_all - min(spec.max_tokens, 1)} tokens"
-    return f"lower max_tokens to at most {max_tokens_in_all - spec.num_prompt_tokens} or shorten the prompt"
-
-
-def _is_infeasible(slo: SLO, slo_class: SLOClass, floor: ClassFloor) -> bool:
-    """Whether the plan cannot meet the targets in force: the class's, or for each token the request's own."""
-    if slo_class.when_infeasible == "queue":
-        return False
-    if slo.tpot_s is None:
-        return not floor.is_open
-    return slo.tpot_s < floor.tpot_s or (not floor.is_open and floor.ttft_s > _ttft_s(slo, slo_class))
-
-
-def _ttft_s(slo: SLO, slo_class: SLOClass) -> float:
-    return slo_class.ttft_base_s if slo.ttft_s is None else slo.ttft_s
-
-
-def _why_closed(slo: SLO, slo_class: SLOClass, floor: ClassFloor) -> str:
-    way_out = "ask for another class (GET /v1/slo shows which are open)"
-    if slo_class.degrade_to is not None:
-        way_out += f", or consent to class {slo_class.degrade_to!r} with slo.degrade or x-slo-degrade: 1"
-    if slo.tpot_s is None:
-        what, whose = f"class {slo_class.name!r} is closed", "its targets"
-    else:
-        what, whose = f"the target of {slo.tpot_s * 1000:g} ms per output token cannot be met", "the targets in force"
-        way_out = f"ask for at least {floor.tpot_s * 1000:.0f} ms per output token, {way_out}"
-    return (
-        f"{what}: this server's floors are {floor.tpot_s * 1000:.0f} ms per output token "
-        f"and {floor.ttft_s * 1000:.0f} ms to the first one, {whose} {slo.tpot_target_s(slo_class) * 1000:.0f} ms and "
-        f"{_ttft_s(slo, slo_class) * 1000:.0f} ms; {way_out}"
-    )
 
 
 def _refuse(slo_class: SLOClass, reason: RefusalReason, message: str, retry_after_s: float | None) -> Verdict:

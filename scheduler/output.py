@@ -39,12 +39,13 @@ class VerdictKind(enum.Enum):
 
 
 class RefusalReason(enum.Enum):
-    """Why a group is refused or expired; the server maps each to a status and an OpenAI error."""
+    """Why a group is refused or leaves the queue; the server maps each to a status and an OpenAI error."""
 
     NEVER_FITS = "never_fits"  # 400: can never be served by this instance
     CLASS_QUEUE_FULL = "class_queue_full"  # 429
     INSTANCE_FULL = "instance_full"  # 503
-    CLASS_CLOSED = "slo_infeasible"  # 429, not to be retried: the plan cannot meet the class's targets
+    CLASS_CLOSED = "slo_infeasible"  # 429, not to be retried: the targets cannot be met whatever the load
+    SLO_UNATTAINABLE = "slo_unattainable"  # 429: the targets cannot be met under the load of the moment
     EXPIRED = "expired"  # 503: not started within max_wait_s or its end-to-end deadline
     DRAINING = "draining"  # 503
 
@@ -90,12 +91,13 @@ class MemoryDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expiry:
-    """A group that waited too long; it is gone."""
+    """A group that left the queue before it started: it waited too long, or its class closed."""
 
     group_id: str
     message: str
-    retry_after_s: float
-    """Estimate, from what waited ahead of it."""
+    retry_after_s: float | None
+    """Estimate, from what waited ahead of it; None: there is no use in coming back."""
+    reason: RefusalReason = RefusalReason.EXPIRED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

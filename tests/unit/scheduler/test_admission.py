@@ -7,13 +7,15 @@ import dataclasses
 import pytest
 
 from scheduler.admission import MAX_RETRY_S, MIN_RETRY_S, AdmissionControl
+from scheduler.block_pool import BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.link import NO_LINK, ClassFloor, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
 from scheduler.request import RequestSpec
+from scheduler.running_set import RunningSet
 from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClasses
 from scheduler.waiting_queue import WaitingQueue
-from tests.scheduler_builders import BLOCK_SIZE, make_group, make_request, make_spec
+from tests.scheduler_builders import BLOCK_SIZE, NOW_S, make_group, make_request, make_spec
 
 NUM_BLOCKS = 10
 CLASSES = SLOClasses(tuple(dataclasses.replace(c, queue_cap_tokens=100 * (c.rank + 1)) for c in DEFAULT_CLASSES))
@@ -22,12 +24,22 @@ CLASSES = SLOClasses(tuple(dataclasses.replace(c, queue_cap_tokens=100 * (c.rank
 class Desk:
     """An admission control with a queue, and everything taken but what a test frees."""
 
-    def __init__(self, max_queued_requests: int = 4, max_model_len: int = 1000) -> None:
+    def __init__(self, max_queued_requests: int = 4, max_model_len: int = 1000, classes: SLOClasses = CLASSES) -> None:
         config = SchedulerConfig(
             max_num_seqs=2, max_queued_requests=max_queued_requests, block_size=BLOCK_SIZE, max_num_batched_tokens=8
         )
-        self.control = AdmissionControl(config, CLASSES, NUM_BLOCKS, max_model_len, watermark_blocks=1)
         self.queue = WaitingQueue(lambda num_tokens: -(-num_tokens // BLOCK_SIZE), CLASSES.names)
+        self.running = RunningSet()
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.control = AdmissionControl(
+            config,
+            classes,
+            max_model_len,
+            watermark_blocks=1,
+            queue=self.queue,
+            running=self.running,
+            pool=self.pool,
+        )
 
     def wait(self, name: str, num_prompt_tokens: int, max_tokens: int, slo_class: str = "standard") -> None:
         self.queue.push(make_request(name, num_prompt_tokens, max_tokens, slo_class=slo_class))
@@ -35,7 +47,12 @@ class Desk:
     def judge(
         self, *group: RequestSpec, num_running: int = 2, num_free_blocks: int = 0, link: LinkSnapshot = NO_LINK
     ) -> Verdict:
-        return self.control.judge(group, self.queue, num_running, num_free_blocks, link)
+        """With so many requests running, whatever they are, and so many blocks free."""
+        while len(self.running) < num_running:
+            self.running.add(make_request(f"running {len(self.running)}", 1, 1))
+        self.pool.allocate(self.pool.num_free_blocks - num_free_blocks)
+        self.control.observe_link(link)
+        return self.control.judge(group, NOW_S)
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 20, 40])
@@ -128,8 +145,7 @@ def test_a_class_takes_as_many_waiting_tokens_as_its_cap() -> None:
 
 def test_the_only_one_of_its_class_is_never_refused_for_the_cap() -> None:
     spec = dataclasses.replace(CLASSES.get("realtime"), queue_cap_tokens=1)
-    desk = Desk()
-    desk.control._classes = SLOClasses((spec, *[c for c in CLASSES if c.name != "realtime"]))
+    desk = Desk(classes=SLOClasses((spec, *[c for c in CLASSES if c.name != "realtime"])))
     desk.wait("other", 10, 10, "batch")
     assert desk.judge(make_spec("a", 20, 10, slo_class="realtime")).kind is VerdictKind.QUEUE
     desk.wait("a", 20, 10, "realtime")
@@ -137,13 +153,12 @@ def test_the_only_one_of_its_class_is_never_refused_for_the_cap() -> None:
 
 
 def test_a_full_class_degrades_with_consent_only() -> None:
-    desk = Desk()
+    desk = Desk(max_queued_requests=9)
     classes = {"slo_class": "interactive"}
     for name in ("a", "b", "c", "d", "e"):
         desk.wait(name, 40, 1, **classes)
     spec = make_spec("f", 40, 1, **classes)
     consenting = dataclasses.replace(spec, slo=SLO("interactive", "interactive", may_degrade=True))
-    desk.control._config = dataclasses.replace(desk.control._config, max_queued_requests=9)
     assert desk.judge(spec).reason is RefusalReason.CLASS_QUEUE_FULL
     verdict = desk.judge(consenting)
     assert (verdict.kind, verdict.granted) == (VerdictKind.DEGRADE, "standard")
@@ -158,7 +173,7 @@ def test_retry_after_is_the_time_to_work_off_what_waits_ahead(tokens_per_s: floa
         desk.wait(name, 39, 1, "realtime")
     desk.wait("behind", 39, 1, "batch")
     for _ in range(3):
-        desk.control.observe(round(tokens_per_s * 100), 100.0)
+        desk.control.observe_step(round(tokens_per_s * 100), 100.0)
     verdict = desk.judge(make_spec("d", 10, 1, slo_class="realtime"))
     assert verdict.reason is RefusalReason.CLASS_QUEUE_FULL
     assert verdict.retry_after_s == pytest.approx(expected_s)

@@ -1,0 +1,103 @@
+"""Whether the decodes that run bear one more: the step they share, against the tightest target among them.
+
+A request whose tokens are due every 400 ms needs no row in every step of 50 ms. Where such rows are skipped, a step
+holds on average, for each request, the tightest target / its own: the virtual batch of SCORPIO (Tang et al., 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from scheduler.latency_model import LatencyModel
+from scheduler.link import NO_LINK, LinkSnapshot
+from scheduler.request import Request
+from scheduler.step_features import StepFeatures
+
+PREFILL_RESERVE = 0.1
+"""Share of the tightest target that decodes leave to prompts: without it, nobody would ever start."""
+
+
+class VirtualBatch:
+    """Sums over requests that decode, from which a step of them follows for any target."""
+
+    __slots__ = ("_context_tokens", "_context_tokens_per_s", "_longest_tokens", "_num_decodes", "_rows_per_s")
+
+    def __init__(self) -> None:
+        self._num_decodes = 0
+        self._context_tokens = 0
+        self._longest_tokens = 0
+        self._rows_per_s = 0.0
+        self._context_tokens_per_s = 0.0
+
+    def add(self, tpot_s: float, context_tokens: int) -> None:
+        """One request more: a token each `tpot_s`, with so many keys to read for it."""
+        self._num_decodes += 1
+        self._context_tokens += context_tokens
+        self._rows_per_s += 1.0 / tpot_s
+        self._context_tokens_per_s += context_tokens / tpot_s
+        if context_tokens > self._longest_tokens:
+            self._longest_tokens = context_tokens
+
+    def features(self, tightest_s: float, *, skips: bool) -> StepFeatures:
+        """A step of them on average.
+
+        Args:
+            tightest_s: the smallest target among them; infinite: none counts, and each has a row.
+            skips: rows that are not due yet are left out.
+        """
+        rows, context = float(self._num_decodes), float(self._context_tokens)
+        if skips and tightest_s < math.inf:
+            rows = min(rows, self._rows_per_s * tightest_s)
+            context = min(context, self._context_tokens_per_s * tightest_s)
+        # Rounded up, but for what summing adds to a whole number.
+        num_decodes = math.ceil(rows - 1e-6)
+        return StepFeatures(0, num_decodes, math.ceil(context - 1e-6), self._longest_tokens, 0.0, num_decodes)
+
+
+class DecodeLoad:
+    """Judges by a latency model, which it only reads, and by the link that it was shown last."""
+
+    def __init__(self, model: LatencyModel, *, skips: bool = True) -> None:
+        """
+        Args:
+            skips: the policy leaves out rows that are not due yet.
+        """
+        self._model = model
+        self._skips = skips
+        self._link = NO_LINK
+        self._least_s: float | None = None
+
+    def observe_link(self, link: LinkSnapshot) -> None:
+        """What is judged by from here; each step begins with it."""
+        self._link = link
+        self._least_s = None
+
+    @property
+    def least_s(self) -> float:
+        """Expected step of a single decode: a tighter target than this bounds nothing, whoever runs."""
+        if self._least_s is None:
+            self._least_s = self._model.mean_s(StepFeatures(0, 1, 1, 1, 0.0, 1), self._link)
+        return self._least_s
+
+    def step_s(self, batch: VirtualBatch, tightest_s: float) -> float:
+        """A step of decodes at the 95th percentile, the link's floor included."""
+        return self._model.p95_s(batch.features(tightest_s, skips=self._skips), self._link)
+
+    def allows(self, running: Iterable[Request], newcomer: Request) -> bool:
+        """Whether the protected requests of its class and of higher ones still get their tokens in time beside it.
+
+        O(running).
+        """
+        batch, tightest_s, rank, least_s = VirtualBatch(), math.inf, newcomer.rank, self.least_s
+        for request in running:
+            deadlines = request.deadlines
+            tpot_s = deadlines.tpot_s
+            batch.add(tpot_s, request.num_tokens)
+            is_bound = request.is_protected and not deadlines.is_lost and request.rank <= rank
+            if is_bound and least_s <= tpot_s < tightest_s:
+                tightest_s = tpot_s
+        if tightest_s == math.inf:
+            return True
+        batch.add(newcomer.deadlines.tpot_s, newcomer.num_tokens)
+        return self.step_s(batch, tightest_s) <= tightest_s * (1.0 - PREFILL_RESERVE)
