@@ -22,6 +22,8 @@ class ChunkTile:
         self.block_size = block_size
         self.tokens = block_size
         """At least one block."""
+        self.s_per_token: float | None = None
+        """At best, in steps of prefill alone; None: nothing is known of costs."""
         if model is None:
             return
         empty = StepFeatures()
@@ -29,5 +31,6 @@ class ChunkTile:
             num_tokens: model.mean_s(empty.with_chunk(num_tokens, 0, samples=False), NO_LINK) / num_tokens
             for num_tokens in range(block_size, max(max_tokens, block_size) + 1, block_size)
         }
-        limit = min(costs.values()) * (1.0 + COST_TOLERANCE)
+        self.s_per_token = min(costs.values())
+        limit = self.s_per_token * (1.0 + COST_TOLERANCE)
         self.tokens = next(num_tokens for num_tokens, cost in costs.items() if cost <= limit)

@@ -1,15 +1,20 @@
 """How long one step may take, which decodes it leaves out, and how much prefill fits beside the others.
 
-The budget is the smallest slack of the protected decodes. What must run anyway may take longer than that; prefill that
-adds nothing to it, as below the time of the step's copies, is free and is always filled.
+The budget is the smallest slack of the protected decodes, those that cannot be saved left aside. What runs anyway may
+take longer than that; prefill that adds nothing to it, as below the time of the step's copies, is free and is always
+filled.
+
+Source: the smallest slack as the budget of a step and slack-rich decodes left out are those of Niyama (ASPLOS 2026) and
+FairBatching (arXiv 2510.14392); the chunk is the closed inverse of the latency model.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from scheduler.chunk_tile import ChunkTile
 from scheduler.latency_model import LatencyModel
@@ -28,13 +33,13 @@ class BudgetLimits:
     floor_s: float = 0.0
     """The budget is never below this."""
     max_s: float = 0.2
-    """Nor above this: an arrival waits for a step at most."""
+    """Nor above this: an arrival waits for one step at most."""
     long_prompt_tokens: int = 8192
-    """Of prompts longer than this, one is computed in a step, unless nothing else runs."""
+    """Of prompts longer than this, one is computed in a step, unless no decode runs beside them."""
 
 
 class StepBudget:
-    """Of one step. First `choose_decodes`, once; then `fit` and `add` for each prefill."""
+    """Of one step. First `choose_decodes`, once; then `fit` and `add` for each prefill in turn."""
 
     def __init__(
         self, model: LatencyModel | None, link: LinkSnapshot, start_s: float, limits: BudgetLimits, tile: ChunkTile
@@ -50,163 +55,181 @@ class StepBudget:
         self._limits = limits
         self._tile = tile
         self._features = StepFeatures()
-        self._counted: set[Request] = set()
-        self._bound_s = math.inf
-        """Smallest slack of the protected decodes that are not lost."""
+        self._decodes: Collection[Request] = ()
+        """Those that are part of the step already."""
+        self._slack_s = math.inf
+        """The smallest of the protected decodes that are not lost: no step is to be longer."""
         self._limit_s: float | None = None
+        """What prefill may fill, once it was asked for."""
         self._num_reserved = 0
         self._has_long_prompt = False
-        self._fitted: tuple[Request, int] | None = None
         self.budget_s = None if model is None else limits.max_s
         """What a step may take at the 95th percentile; None: there is no model."""
         self.reasons: list[str] = []
+        """Why something was left out, or takes longer than the budget."""
 
     def choose_decodes(self, decodes: Sequence[Request], *, may_skip: bool) -> Collection[Request]:
-        """Which of the ready decodes this step leaves out; the others are counted as part of it.
+        """Which of the ready decodes this step leaves out; the others are part of it from here.
 
-        Sets `budget_s`. Rebases those that not even a step of the protected decodes alone could save.
+        Sets `budget_s`. Rebases those that not even a step of the protected decodes alone can save.
         """
-        if self._model is None or not decodes:
+        model = self._model
+        if model is None or not decodes:
             return ()
-        num = context = longest = 0
-        due_s = math.inf
-        for request in decodes:
-            deadlines = request.deadlines
-            if request.is_protected and not deadlines.is_lost:
-                length = request.num_computed_tokens + request.num_scheduled_tokens + 1
-                num += 1
-                context += length
-                if length > longest:
-                    longest = length
-                token_s = deadlines.next_s + request.num_pending_samples * deadlines.tpot_s
-                if token_s < due_s:
-                    due_s = token_s
-        if num:
-            alone_s = self._model.mean_s(StepFeatures(0, num, context, longest, 0.0, num), self._link)
-            if due_s - self._start_s < alone_s:
-                due_s = self._rebase(decodes, self._start_s + alone_s)
-            self._bound_s = due_s - self._start_s
-        self.budget_s = max(self._limits.floor_s, min(self._bound_s, self._limits.max_s))
-        features = _decode_features(decodes)
-        skipped: Sequence[Request] = ()
-        if may_skip and len(decodes) > 1 and (all_s := self._model.p95_s(features, self._link)) > self.budget_s:
-            skipped = self._loosest(decodes, all_s)
-        self._counted = set(decodes)
-        if skipped:
-            self._counted.difference_update(skipped)
-            features = _decode_features(self._counted)
-            self._explain("decode_skipped")
-        self._features = features
-        return skipped
+        self._slack_s = self._smallest_slack_s(model, decodes)
+        self.budget_s = budget_s = max(self._limits.floor_s, min(self._slack_s, self._limits.max_s))
+        self._decodes, self._features = decodes, _decode_features(decodes)
+        if not may_skip or len(decodes) == 1:
+            return ()
+        all_s = model.p95_s(self._features, self._link)
+        kept = decodes if all_s <= budget_s else self._tightest(model, decodes, budget_s, all_s)
+        if len(kept) == len(decodes):
+            return ()
+        self._decodes, self._features = kept, _decode_features(kept)
+        self._explain("decode_skipped")
+        return frozenset(decodes).difference(kept)
 
     def fit(self, request: Request, num_tokens: int, num_tokens_left: int) -> int:
         """How many tokens of a request's prefill this step takes; 0: none.
 
         Args:
-            num_tokens: all that it has to compute, from behind what is computed or found in the prefix cache.
+            num_tokens: all that it has to compute, behind what is computed or found in the prefix cache.
             num_tokens_left: of the step.
         """
         most = min(num_tokens, num_tokens_left)
         if self._model is None or most < 1:
             return max(most, 0)
-        is_long = request.spec.num_prompt_tokens > self._limits.long_prompt_tokens
-        if is_long and self._has_long_prompt and self._features.num_decodes:
+        reserved, self._num_reserved = min(self._num_reserved, most), 0
+        if self._has_long_prompt and self._is_long(request) and self._features.num_decodes:
             self._explain("long_prompt")
             return 0
-        end = min(request.num_known_tokens, request.spec.num_kv_tokens)
-        prefix = end - num_tokens
-        self._fitted = request, prefix
-        chunk = self._rounded(self._longest(prefix, most, self._limit()), num_tokens, num_tokens_left)
-        if chunk < self._tile.tokens and not self._features.prefill_tokens and self._bound_s > self._limit():
-            # The largest budget keeps arrivals from waiting; it does not keep prompts from being computed.
-            small = self._longest(prefix, min(most, self._tile.tokens), self._bound_s)
-            chunk = max(chunk, self._rounded(small, num_tokens, num_tokens_left))
-        floor, self._num_reserved = min(self._num_reserved, most), 0
-        if floor > chunk:
-            self._explain("share")
-            return floor
-        if not chunk:
+        limit_s = self._limit(self._model)
+        position = min(request.num_known_tokens, request.spec.num_kv_tokens) - num_tokens
+        chunk = self._chunk(request, position, num_tokens, most, limit_s)
+        least = min(most, self._tile.tokens)
+        if chunk < least and limit_s < self._slack_s and not self._features.prefill_tokens:
+            # The largest budget keeps arrivals from waiting for a step; it keeps no prompt from being computed.
+            tile = self._chunk(request, position, num_tokens, least, self._slack_s)
+            if tile > chunk:
+                chunk = tile
+                self._explain("least_prefill")
+        if chunk < reserved:
+            chunk = reserved
+            self._explain("share_reserved")
+        if chunk == 0:
             self._explain("no_time")
         return chunk
 
     def add(self, request: Request, num_tokens: int) -> None:
-        """It was scheduled. Of no effect on decodes that `choose_decodes` counted."""
-        if self._model is None or request in self._counted:
+        """Tokens of its prefill become part of the step. Before its position moves: it says what they come behind."""
+        if self._model is None:
             return
-        prefix = request.position
-        if self._fitted is not None and self._fitted[0] is request:
-            prefix = self._fitted[1]
-        samples = prefix + num_tokens == request.num_known_tokens and request.spec.max_tokens > 0
-        self._features = self._features.with_chunk(num_tokens, prefix, samples=samples)
-        if request.spec.num_prompt_tokens > self._limits.long_prompt_tokens:
-            self._has_long_prompt = True
+        self._features = _with_chunk(self._features, request, num_tokens, request.position)
+        self._has_long_prompt = self._has_long_prompt or self._is_long(request)
 
     def reserve(self, tokens_floor: int) -> None:
-        """A class is owed its share: the next `fit` gives at least so many tokens, whatever the budget."""
+        """A class is owed its share: the next `fit` gives at least that many tokens, whatever the budget."""
         self._num_reserved = tokens_floor
 
-    def _limit(self) -> float:
-        """What prefill may fill: the budget, or the time of what runs anyway."""
-        assert self._model is not None and self.budget_s is not None
-        if self._limit_s is None:
-            least = self._features if self._features.num_rows else StepFeatures().with_chunk(1, 0, samples=False)
-            self._limit_s = max(self.budget_s, self._model.p95_s(least, self._link))
-        return self._limit_s
+    def check(self) -> None:
+        """Assert what must hold between two calls."""
+        assert (self.budget_s is None) == (self._model is None)
+        assert self.budget_s is None or self.budget_s <= max(self._limits.floor_s, self._limits.max_s)
+        assert len(set(self.reasons)) == len(self.reasons)
 
-    def _longest(self, prefix: int, max_tokens: int, budget_s: float) -> int:
-        assert self._model is not None
-        return self._model.max_chunk_tokens(self._features, prefix, max_tokens, budget_s, self._link)
-
-    def _rounded(self, chunk: int, num_tokens: int, num_tokens_left: int) -> int:
-        """Down to tiles, else to blocks; the last part, and what tokens alone bound to less than a block, stay."""
-        if chunk >= num_tokens:
-            return num_tokens
-        block_size = self._tile.block_size
-        if chunk >= self._tile.tokens:
-            return chunk - chunk % self._tile.tokens
-        if chunk >= block_size:
-            return chunk - chunk % block_size
-        return chunk if chunk == num_tokens_left else 0
-
-    def _rebase(self, decodes: Sequence[Request], earliest_s: float) -> float:
-        """Put off what cannot be saved; when the first of the others is due."""
+    def _smallest_slack_s(self, model: LatencyModel, decodes: Sequence[Request]) -> float:
+        """Of the protected decodes that a step of theirs alone can save; the others are rebased. Inf: there is none."""
+        num = context = longest = 0
         due_s = math.inf
         for request in decodes:
             deadlines = request.deadlines
             if not request.is_protected or deadlines.is_lost:
                 continue
-            token_s = deadlines.next_s + request.num_pending_samples * deadlines.tpot_s
+            position = request.num_computed_tokens + request.num_scheduled_tokens
+            num += 1
+            context += position
+            if position > longest:
+                longest = position
+            token_s = deadlines.next_s
+            if request.num_pending_samples:  # that one is in flight; the next is due one later
+                token_s += deadlines.tpot_s
+            if token_s < due_s:
+                due_s = token_s
+        if not num:
+            return math.inf
+        alone_s = model.mean_s(StepFeatures(0, num, context + num, longest + 1, 0.0, num), self._link)
+        if due_s >= self._start_s + alone_s:
+            return due_s - self._start_s
+        return self._rebase(decodes, self._start_s + alone_s) - self._start_s
+
+    def _rebase(self, decodes: Sequence[Request], earliest_s: float) -> float:
+        """Put off the tokens that cannot be out before; when the first of the others is due."""
+        due_s = math.inf
+        for request in decodes:
+            if not request.is_protected or request.deadlines.is_lost:
+                continue
+            token_s = _due_s(request)
             if token_s >= earliest_s:
                 due_s = min(due_s, token_s)
             elif not request.num_pending_samples:
-                deadlines.rebase(earliest_s)
-        self._explain("lost")
+                request.deadlines.rebase(earliest_s)
+        self._explain("deadline_lost")
         return due_s
 
-    def _loosest(self, decodes: Sequence[Request], all_s: float) -> Sequence[Request]:
-        """The fewest of the loosest decodes without which the step keeps its budget, as far as each can spare it.
+    def _tightest(
+        self, model: LatencyModel, decodes: Sequence[Request], budget_s: float, all_s: float
+    ) -> Sequence[Request]:
+        """Those to keep: as many of the tightest as the budget holds, and all that cannot spare this step.
 
-        Whoever is left out still makes the step after this one, even if that one takes everybody along.
+        Whoever is left out can spare this step and one with everybody after it: left out once, it is still in time.
         """
-        assert self._model is not None and self.budget_s is not None
         ordered = sorted(decodes, key=_due_s)
-        slacks = [_due_s(request) - self._start_s for request in ordered]
+        lengths = [request.num_computed_tokens + request.num_scheduled_tokens + 1 for request in ordered]
+        contexts, longest = list(itertools.accumulate(lengths)), list(itertools.accumulate(lengths, max))
 
         def kept_s(num_kept: int) -> float:
-            return model.p95_s(_decode_features(ordered[:num_kept]), link)
+            last = num_kept - 1
+            return model.p95_s(StepFeatures(0, num_kept, contexts[last], longest[last], 0.0, num_kept), self._link)
 
-        model, link = self._model, self._link
-        # Never the tightest: the first stays.
-        num_kept = bisect.bisect_right(range(1, len(ordered)), self.budget_s, key=kept_s) or 1
+        def slack_s(request: Request) -> float:
+            return _due_s(request) - self._start_s
+
+        num_kept = max(1, bisect.bisect_right(range(1, len(ordered)), budget_s, key=kept_s))
         for _ in range(MAX_ROUNDS):
-            this_s = max(self.budget_s, kept_s(num_kept))
-            least = bisect.bisect_left(slacks, this_s + all_s)
-            if least <= num_kept:
-                return ordered[num_kept:]
-            num_kept = least
-            if num_kept == len(ordered):
-                break
-        return ()
+            this_s = max(budget_s, kept_s(num_kept))
+            num_needed = bisect.bisect_left(ordered, this_s + all_s, key=slack_s)
+            if num_needed <= num_kept:
+                return ordered[:num_kept]
+            num_kept = num_needed
+        return decodes
+
+    def _limit(self, model: LatencyModel) -> float:
+        """The budget, or what the step takes without any prefill, where that is longer."""
+        if self._limit_s is None:
+            assert self.budget_s is not None
+            least = self._features if self._decodes else StepFeatures().with_chunk(1, 0, samples=True)
+            least_s = model.p95_s(least, self._link)
+            self._limit_s = max(self.budget_s, least_s)
+            if least_s > self.budget_s:
+                self._explain("over_budget")
+        return self._limit_s
+
+    def _chunk(self, request: Request, position: int, num_tokens: int, most: int, limit_s: float) -> int:
+        """The longest chunk of at most `most` tokens within a limit that is worth a step."""
+        assert self._model is not None
+        if num_tokens == 1:  # counts as a decode
+            last = _with_chunk(self._features, request, 1, position)
+            return int(self._model.p95_s(last, self._link) <= limit_s)
+        chunk = self._model.max_chunk_tokens(self._features, position, most, limit_s, self._link)
+        if chunk == num_tokens:
+            return chunk
+        block_size = self._tile.block_size
+        if chunk < block_size:
+            return chunk if chunk == most else 0  # no more tokens are left in the step
+        return chunk - chunk % (self._tile.tokens if chunk >= self._tile.tokens else block_size)
+
+    def _is_long(self, request: Request) -> bool:
+        return request.spec.num_prompt_tokens > self._limits.long_prompt_tokens
 
     def _explain(self, reason: str) -> None:
         if reason not in self.reasons:
@@ -215,12 +238,26 @@ class StepBudget:
 
 def _due_s(request: Request) -> float:
     """When the token that this step would sample is due."""
-    deadlines = request.deadlines
-    return deadlines.next_s + request.num_pending_samples * deadlines.tpot_s
+    next_s = request.deadlines.next_s
+    return next_s + request.deadlines.tpot_s if request.num_pending_samples else next_s
 
 
-def _decode_features(decodes: Collection[Request]) -> StepFeatures:
-    """Of a step of these decodes alone, in one pass."""
-    lengths = [request.num_computed_tokens + request.num_scheduled_tokens for request in decodes]
-    num = len(lengths)
-    return StepFeatures(0, num, sum(lengths) + num, max(lengths) + 1 if num else 0, 0.0, num)
+def _decode_features(decodes: Iterable[Request]) -> StepFeatures:
+    """Of a step of at least one decode."""
+    positions = [request.num_computed_tokens + request.num_scheduled_tokens for request in decodes]
+    num = len(positions)
+    return StepFeatures(0, num, sum(positions) + num, max(positions) + 1, 0.0, num)
+
+
+def _with_chunk(features: StepFeatures, request: Request, num_tokens: int, position: int) -> StepFeatures:
+    """A step and the next tokens of one more request; one token that samples counts as a decode."""
+    samples = position + num_tokens == request.num_known_tokens and request.spec.max_tokens > 0
+    if num_tokens > 1 or not samples:
+        return features.with_chunk(num_tokens, position, samples=samples)
+    return dataclasses.replace(
+        features,
+        num_decodes=features.num_decodes + 1,
+        decode_context_tokens=features.decode_context_tokens + position + 1,
+        max_decode_context_tokens=max(features.max_decode_context_tokens, position + 1),
+        num_samples=features.num_samples + 1,
+    )
