@@ -74,8 +74,3 @@ def _message(given: list[bytes]) -> str:
     if not given:
         return "You didn't provide an API key: send it as `authorization: Bearer KEY`"
     return "Incorrect API key provided: send exactly one `authorization: Bearer KEY` with a key of this server"
-
-
-def tenant_of(scope: Scope) -> str:
-    """The tenant that `Auth` found; empty where no keys are asked for."""
-    return str(scope.get(TENANT_KEY, ""))

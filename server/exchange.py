@@ -21,7 +21,6 @@ from engine.messages import AddGroup, SLORequest
 from scheduler.slo import SLO
 from server.answer import Envelope
 from server.answer_sender import AnswerSender
-from server.auth import tenant_of
 from server.chat import TemplateError
 from server.endpoint import Endpoint, asked_slo
 from server.errors import ApiError, draining, server_error
@@ -38,6 +37,7 @@ from server.sampling_options import check_logprobs
 from server.service import Service
 from server.slo_headers import granted_tier, promise_headers
 from server.slo_request import InvalidSLO
+from server.tenant import tenant_of
 from server.text_worker import TextOverloaded, TextTimeout
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Exchange(Generic[Body]):
         self._slo: SLO | None = None
         """Known once the body is valid: from here it is an offered request."""
         self._num_choices = 0
+        self._tenant = ""
         self._record: RequestRecord | None = None
 
     async def run(self) -> None:
@@ -90,6 +91,7 @@ class Exchange(Generic[Body]):
         service.check_model(body.model)
         slo = asked_slo(body, Headers(scope=self._scope), service.classes)
         self._slo, self._num_choices = slo, endpoint.num_choices(body)
+        self._tenant = tenant_of(self._scope, body)
         ready = service.ready()
         endpoint.check(body, ready, service)
         with service.places.take(slo, endpoint.estimate_tokens(body), service.num_waiting_by_class()) as place:
@@ -128,7 +130,7 @@ class Exchange(Generic[Body]):
             ),
             arrival_s=self._arrival_s,
             cache_salt=plan.cache_salt,
-            tenant=tenant_of(self._scope),
+            tenant=self._tenant,
         )
 
     def _envelope(self, record: RequestRecord) -> Envelope:

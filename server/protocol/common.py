@@ -145,6 +145,10 @@ class SamplingOptions(UnsupportedFields):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Requests of different salts share no cached prefix."""
+    user: str | None = None
+    """Whose request it is, where no API keys are asked for: the users of a class are served equally."""
+    safety_identifier: str | None = None
+    """The newer name of `user`; where both are given, this one counts."""
     priority: Int64 | None = None
     """Lower is earlier. Where nothing else names a class, below 0 asks for tier `fast`, above 0 for `flex`."""
     service_tier: str | None = None

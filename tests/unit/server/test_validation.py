@@ -69,6 +69,8 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": "x" * 1025}, "cache_salt"),
     ({"priority": 2**63}, "priority"),
+    ({"user": 7}, "user"),
+    ({"safety_identifier": {"id": "a"}}, "safety_identifier"),
     ({"service_tier": "gold"}, "service_tier"),
     ({"slo": {"class": "gold"}}, "slo.class"),
     ({"slo": {"ttft_ms": -1}}, "slo.ttft_ms"),
