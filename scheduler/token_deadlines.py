@@ -11,12 +11,12 @@ MAX_MISSES = 2
 
 
 class TokenDeadlines:
-    """Of one request: D_k = min(anchor + k * tpot_s, last token + max_stall_s) - egress_s, and D_0 as it was promised.
+    """Of one request: D_0 = first_s - egress_s, D_k = min(anchor + k * tpot_s, last token + max_stall_s) - egress_s.
 
     The anchor is the first token as it came out. A late token moves the anchor, so that the next one is due one
     `tpot_s` later and the request asks for no more than any other. What it then gains on its deadlines moves the anchor
-    back, as far as the first one: TPOT is judged from there. Before the egress, no token is due sooner than the smaller of
-    `tpot_s` and `max_stall_s` after the one before it.
+    back, as far as the first one: TPOT is judged from there. Before the egress, a token is due no sooner after the one
+    before it than the smaller of `tpot_s` and `max_stall_s`.
     """
 
     __slots__ = (
@@ -36,9 +36,9 @@ class TokenDeadlines:
     def __init__(self, first_s: float, tpot_s: float, max_stall_s: float | None, egress_s: float) -> None:
         """
         Args:
-            first_s: D_0: when a step must have sampled the first token, the egress already taken off.
+            first_s: arrival + TTFT target: when the client is to have the first token.
             max_stall_s: between two tokens; None: no limit.
-            egress_s: from the end of a step to the client.
+            egress_s: from the end of a step to the client; taken off every deadline.
 
         Raises:
             ValueError: a target is not above 0, or the egress is negative.
@@ -57,7 +57,7 @@ class TokenDeadlines:
         """Late tokens since the request was last on its first line."""
         self._is_missed = False
         """The next token was put off already: it is a miss whenever it comes."""
-        self.next_s = first_s
+        self.next_s = first_s - egress_s
         """When a step must have sampled the next token."""
         self.num_misses = 0
         """Tokens that were late or put off; each counts once."""
@@ -65,9 +65,9 @@ class TokenDeadlines:
         """Too far behind to be saved; not any more once it has caught up."""
 
     def start(self, first_s: float) -> None:
-        """At the first start the cached tokens are known, and with them D_0 in force."""
+        """At the first start the cached tokens are known, and with them the TTFT target in force."""
         assert self._num_emitted == 0, "the first token is out"
-        self.next_s = first_s
+        self.next_s = first_s - self._egress_s
 
     def emitted(self, now_s: float) -> None:
         """The next token is out."""
