@@ -27,6 +27,7 @@ def make_spec(
     prompt: str | None = None,
     slo: SLO | None = None,
     reads_prefix_cache: bool = True,
+    tenant: str = "",
 ) -> RequestSpec:
     """A spec; two with the same `prompt` share their first tokens, as far as both go."""
     label = name if prompt is None else prompt
@@ -40,6 +41,7 @@ def make_spec(
         arrival_s=arrival_s,
         leader_id=leader_id,
         reads_prefix_cache=reads_prefix_cache,
+        tenant=tenant,
     )
 
 
