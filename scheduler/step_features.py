@@ -56,6 +56,12 @@ class StepFeatures:
             pairs += num_tokens * (position + num_tokens / 2)
         return StepFeatures(prefill_tokens, num_decodes, context, longest, pairs, num_samples)
 
+    def decodes_only(self) -> StepFeatures:
+        """This step without its prefill."""
+        return StepFeatures(
+            0, self.num_decodes, self.decode_context_tokens, self.max_decode_context_tokens, 0.0, self.num_decodes
+        )
+
     def with_chunk(self, num_tokens: int, prefix_tokens: int, *, samples: bool) -> StepFeatures:
         """This step and `num_tokens` tokens of one more prefill, behind `prefix_tokens` computed ones."""
         return StepFeatures(
