@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 
+from engine.simulation.arrivals import STEADY, ArrivalPattern
 from engine.simulation.capacity import busy_rate_per_s, find_capacity
 from engine.simulation.replayed_load import ReplayedLoad, SeenRequest
 from engine.simulation.simulation_error import SimulationError
-from engine.simulation.traffic import TrafficClass, draw_traffic
+from engine.simulation.traffic import CANCEL_MEAN_S, TrafficClass, draw_traffic
 from scheduler.config import SchedulerConfig
 from tests.simulations import LAYER_S, NUM_LAYERS, PER_ROW_S, make_machine, mix_of
 
@@ -120,3 +121,48 @@ def test_classes_are_the_traces_own_or_drawn_by_share() -> None:
 def test_a_trace_without_a_rate_is_refused(rows: list[tuple[float, int, int]]) -> None:
     with pytest.raises(SimulationError, match="it takes two that come one after the other"):
         trace_of(*rows)
+
+
+@pytest.mark.parametrize("cv", [0.5, 2.0])
+def test_gaps_vary_as_asked_about_the_same_mean(cv: float) -> None:
+    requests = draw_traffic((mix_of("batch", 1, 1),), 6000, 10.0, 1, 64, ArrivalPattern(cv=cv)).requests
+    gaps = [b - a for a, b in itertools.pairwise([0.0, *(request.arrival_s for request in requests)])]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(0.1, rel=0.06)
+    assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx((cv * mean) ** 2, rel=0.12)
+
+
+def test_bursts_bring_more_in_their_quarter_of_a_minute_and_leave_the_mean_rate() -> None:
+    requests = draw_traffic((mix_of("batch", 1, 1),), 9000, 30.0, 4, 64, ArrivalPattern(burst=2.0)).requests
+    whole = [r.arrival_s for r in requests if r.arrival_s < 240.0]
+    assert len(whole) == pytest.approx(240 * 30, rel=0.03)
+    in_bursts = sum(arrival_s % 60.0 >= 45.0 for arrival_s in whole)
+    # 15 s at twice the rate of the other 45 s.
+    assert in_bursts / len(whole) == pytest.approx(2 * 15 / (2 * 15 + 45), abs=0.02)
+
+
+def test_a_pattern_moves_times_and_nothing_else() -> None:
+    mix = (TrafficClass("realtime", 2.0, (10, 500), (1, 90)), TrafficClass("batch", 1.0, (100, 200), (5, 5)))
+    steady, bursts = (draw_traffic(mix, 100, 2.0, 0, 4096, p).requests for p in (STEADY, ArrivalPattern(burst=3.0)))
+    assert [r.prompts for r in steady] == [r.prompts for r in bursts]
+    assert [r.arrival_s for r in bursts] == sorted(r.arrival_s for r in bursts) != [r.arrival_s for r in steady]
+
+
+@pytest.mark.parametrize("values", [{"cv": 0.0}, {"cv": float("inf")}, {"burst": 0.5}, {"burst": float("nan")}])
+def test_a_pattern_that_cannot_be_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        ArrivalPattern(**values)
+
+
+def test_a_share_of_the_clients_leaves_after_random_times() -> None:
+    traffic = draw_traffic((mix_of("batch", 10, 10),), 3000, 5.0, 0, 64)
+    leaving = traffic.with_cancellations(0.3, 7)
+    assert leaving.requests == traffic.requests and not traffic.cancellations
+    assert len(leaving.cancellations) / 3000 == pytest.approx(0.3, abs=0.03)
+    arrivals = {request.group_id: request.arrival_s for request in traffic.requests}
+    after = [c.at_s - arrivals[c.group_id] for c in leaving.cancellations]
+    assert min(after) > 0.0 and sum(after) / len(after) == pytest.approx(CANCEL_MEAN_S, rel=0.1)
+    times = [c.at_s for c in leaving.cancellations]
+    assert times == sorted(times)
+    assert leaving.cancellations == traffic.with_cancellations(0.3, 7).cancellations
+    assert leaving.cancellations != traffic.with_cancellations(0.3, 8).cancellations

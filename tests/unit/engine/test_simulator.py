@@ -11,14 +11,17 @@ from engine.sequence import Sequence
 from engine.simulation.roofline_runner import TOKEN_ID, RooflineRunner
 from engine.simulation.simulator import Simulator
 from engine.simulation.step_times import StepTimes
-from engine.simulation.traffic import draw_traffic
+from engine.simulation.traffic import Cancellation, draw_traffic
 from engine.simulation.virtual_clock import VirtualClock
 from offload.hardware import find_hardware
 from offload.hardware_cost import HardwareCost
 from offload.known_models import known_shape
 from scheduler.config import SchedulerConfig
 from scheduler.output import ScheduledRequest, SchedulerOutput
-from scheduler.slo import SLOClasses
+from scheduler.slo import Outcome, SLOClasses
+from server.request_record import End
+from server.simulated_requests import observe
+from server.simulation_report import attainment
 from server.slo_verdict import measure
 from tests.offload_shapes import FlatCost
 from tests.simulations import (
@@ -147,6 +150,25 @@ def test_a_request_that_never_fits_is_refused() -> None:
     )  # fmt: skip
     (turn,) = Simulator(make_machine(), SchedulerConfig(), SLOClasses()).run([request])
     assert [refused.reason for refused in turn.outputs.refused] == ["never_fits"]
+
+
+def test_who_leaves_is_counted_apart_and_frees_its_place() -> None:
+    machine = make_machine()
+    traffic = draw_traffic((mix_of("standard", 16, 400),), 3, 1000.0, 0, machine.max_model_len)
+    first, second, third = traffic.requests
+    leaving = [Cancellation(1.0, first.group_id), Cancellation(1.5, third.group_id), Cancellation(1e3, second.group_id)]
+    simulator = Simulator(machine, SchedulerConfig(max_num_seqs=1), SLOClasses())
+    run = observe(traffic.requests, simulator.run(traffic.requests, leaving))
+    ends = [record.end for record in run.records]
+    assert ends == [End.CANCELLED, End.COMPLETED, End.CANCELLED]
+    # The first one leaves after the step that runs by then; the second one has its seat from there on.
+    assert run.records[0].finished_s == pytest.approx(1.0, abs=2 * DECODE_S)
+    assert run.records[1].admitted_s == pytest.approx(1.0, abs=3 * DECODE_S)
+    assert run.records[2].num_output_tokens == 0
+    assert run.duration_s < 60.0, "nobody waits for a client to leave that has its answer"
+    found = attainment(run.records, SLOClasses())
+    assert (found.num_sent, found.outcomes[Outcome.CANCELLED]) == (3, 2)
+    assert found.offered == found.outcomes[Outcome.MET] / 1
 
 
 def test_the_clock_never_goes_back() -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from engine.plan_model import built_in_model
 from engine.plan_run import PlannedModel
 from engine.simulation import machine
+from offload.hardware import find_hardware
 from offload.record import PerformanceRecord
 from offload.step_load import StepLoad
 from scheduler.config import SchedulerConfig
@@ -20,7 +21,18 @@ from server.cli import SIMULATE_OPTIONS, app
 from tests.record_builders import FIXED_S, HEAD_PER_ROW_S, HEAD_S, OVERHEAD_PER_ROW_S, make_record, true_layer_s
 
 MIX = ("--mix", "realtime:2,prompt=200-800,output=10-20", "--mix", "batch:1,prompt=500,output=20")
-KEYS = {"sent", "met", "refused", "expired", "late_ttft", "late_tpot", "late_stall", "late_e2e", "offered_attainment"}
+KEYS = {
+    "sent",
+    "met",
+    "refused",
+    "expired",
+    "cancelled",
+    "late_ttft",
+    "late_tpot",
+    "late_stall",
+    "late_e2e",
+    "offered_attainment",
+}
 
 
 def run(*arguments: str) -> Result:
@@ -44,6 +56,28 @@ def test_a_simulation_is_shown_and_written_and_is_a_function_of_its_seed(tmp_pat
     assert all(KEYS | {"admitted_attainment"} <= set(found) for found in values["classes"].values())
     assert 0.0 < values["arrivals_s"] < values["duration_s"]
     assert (values["rate_per_s"], values["capacity_per_s"], values["policy"]) == (30.0, None, "priority")
+
+
+def test_noise_bursts_and_leaving_clients_change_the_run_and_are_functions_of_the_seed(tmp_path: Path) -> None:
+    path, arguments = tmp_path / "out.json", ("--rate", "30", "--requests", "80")
+    plain = values_of(path, *arguments)
+    assert plain["overall"]["cancelled"] == 0
+    for option, value in (("noise", "1.3"), ("burst", "3"), ("cv", "2"), ("cancel", "0.4")):
+        changed, again = (values_of(path, *arguments, f"--{option}", value) for _ in range(2))
+        assert changed == again
+        assert changed["overall"] != plain["overall"]
+    assert changed["overall"]["cancelled"] > 0
+
+
+def test_streamed_layers_bound_a_step_and_leave_more_memory(tmp_path: Path) -> None:
+    """Eight of 32 layers of 436 MB a step, at 52 GB/s."""
+    arguments = ("--rate", "1", "--requests", "10")
+    plain, streamed = (values_of(tmp_path / "o", *arguments, "--streamed-layers", k) for k in ("0", "8"))
+    layer_bytes = 2 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
+    link = find_hardware("h100").link
+    assert streamed["overall"]["tpot_s"]["p50"] == pytest.approx(8 * layer_bytes / link.h2d_bytes_per_s, rel=0.05)
+    # Two slots stay; a block is 16 tokens of 128 KiB.
+    assert streamed["kv_blocks"] - plain["kv_blocks"] == pytest.approx(6 * layer_bytes / (16 * 2**17), abs=2)
 
 
 def test_the_table_has_a_line_for_each_class_and_one_for_all() -> None:
@@ -111,6 +145,10 @@ def test_help_of_80_columns_shows_every_option() -> None:
         (("llama-3-8b", "--gpu", "h100", "--mix", "gold:1"), 1, ("--mix", "gold", "realtime, interactive")),
         (("llama-3-8b", "--gpu", "h100", "--mix", "batch:x"), 2, ("--mix 'batch:x'", "above 0")),
         (("llama-3-8b", "--gpu", "h100", "--max-model-len", "9000"), 1, ("9000", "8192")),
+        (("llama-3-8b", "--gpu", "h100", "--noise", "0.5"), 2, ("--noise", "1")),
+        (("llama-3-8b", "--gpu", "h100", "--cancel", "1"), 2, ("--cancel", "below 1")),
+        (("llama-3-8b", "--gpu", "h100", "--trace", "t.csv", "--burst", "2"), 2, ("--trace", "--burst", "leave out")),
+        (("llama-3-8b", "--gpu", "h100", "--streamed-layers", "33"), 1, ("--streamed-layers", "32 layers")),
         (("llama-3-8b", "--model", "opt-13b", "--gpu", "a100-80"), 2, ("give one",)),
         (("llama-3-8b", "--gpu", "h100", "--classes", "missing.toml"), 2, ("missing.toml",)),
         (
