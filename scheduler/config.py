@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+PolicyName = Literal["fcfs", "priority", "edf", "deadline"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -23,8 +25,30 @@ class SchedulerConfig:
     enable_prefix_caching: bool = dataclasses.field(
         default=True, metadata={"help": "Share the KV blocks of equal prompt prefixes."}
     )
-    scheduler_policy: Literal["fcfs", "priority"] = dataclasses.field(
-        default="priority", metadata={"help": "Order of the waiting requests: by arrival, or by class and deadline."}
+    scheduler_policy: PolicyName = dataclasses.field(
+        default="deadline",
+        metadata={
+            "help": "fcfs: by arrival, steps bounded by tokens; priority: by class; edf: by deadline; deadline: by "
+            "deadline where the higher classes can bear it. All but fcfs end a step before the tightest deadline."
+        },
+    )
+    admission: Literal["caps", "promise"] = dataclasses.field(
+        default="promise",
+        metadata={
+            "help": "Refuse by the queues' caps alone, or also where a class that is refused or degraded when its "
+            "targets cannot be met would be late."
+        },
+    )
+    max_step_s: float = dataclasses.field(
+        default=0.2,
+        metadata={"help": "Longest step with prefill, so that an arrival waits no longer.", "min": 0.001},
+    )
+    egress_s: float = dataclasses.field(
+        default=0.002, metadata={"help": "Time between the end of a step and the socket.", "min": 0.0}
+    )
+    long_prompt_tokens: int = dataclasses.field(
+        default=8192,
+        metadata={"help": "Of prompts longer than this, one at a time is computed beside others.", "min": 1},
     )
     max_preemptions: int = dataclasses.field(
         default=3,

@@ -87,6 +87,13 @@ class MemoryDemand:
     """Blocks at or beyond the border in force that are still used; 0: the border is clear."""
     classes: tuple[str, ...] = ()
     """Granted classes of live requests, by rank."""
+    tightest_tpot_s: float | None = None
+    """The least time per output token that a protected running request was promised, of those promises that the plan in
+    force can keep; None: there is none."""
+    decode_s: float | None = None
+    """What the step's decodes alone take at the layers streamed now, 19 times of 20; None: nobody knows."""
+    is_late: bool = False
+    """That is more than the tightest promise, and a streamed layer fewer would make it less."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

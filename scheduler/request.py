@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from scheduler.slo import SLO
+from scheduler.slo import SLO, SLOClass
+from scheduler.token_deadlines import TokenDeadlines
 
 BlockHash = bytes
 """Chained key of a full block (see `scheduler.block_hash`), opaque to the scheduler."""
 
 OrderKey = tuple[int, float, float, str, int]
-"""Rank, deadline, arrival, group id, place in the group: unique, and the same in whatever order requests are added."""
+"""Rank, seconds, arrival, group id, place in the group: unique, and the same in whatever order requests are added."""
 
 
 class InvalidTransition(RuntimeError):
@@ -79,6 +80,15 @@ class Request:
     """Place among the waiting requests and the partial prefills; smaller goes first."""
     seniority: OrderKey
     """Place among the running requests when blocks are short; the largest yields first."""
+    rank: int
+    """Whose blocks it may take: those of larger ranks. 0 is the highest."""
+    slo_class: SLOClass
+    """That it is served in."""
+    is_protected: bool
+    """Its deadlines bound the steps."""
+    deadlines: TokenDeadlines
+    is_relegated: bool = False
+    """Its first token cannot be in time any more: it goes behind those of its class that can."""
     status: RequestStatus = RequestStatus.WAITING
     num_output_tokens: int = 0
     """Sampled and committed through `update`."""
@@ -93,6 +103,8 @@ class Request:
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     """Tokens computed before a preemption: up to there, computing is computing again."""
+    started_s: float | None = None
+    """When it last got its blocks."""
     num_registered_blocks: int = 0
     """Leading blocks of its table that were offered to the prefix cache."""
     block_ids: list[int] = dataclasses.field(default_factory=list)
@@ -112,11 +124,6 @@ class Request:
     def num_tokens(self) -> int:
         """Known tokens: the prompt and the committed output."""
         return self.spec.num_prompt_tokens + self.num_output_tokens
-
-    @property
-    def rank(self) -> int:
-        """Of its class; 0 is the highest."""
-        return self.order[0]
 
     @property
     def position(self) -> int:
@@ -159,6 +166,7 @@ class Request:
         self.last_token_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
+        self.deadlines.emitted(now_s)
 
     def forget_computed(self) -> None:
         """Its blocks are gone: everything is to be computed again, and what is in flight is void."""
@@ -175,3 +183,4 @@ class Request:
         times = (self.spec.arrival_s, self.admitted_s, self.first_token_s, self.last_token_s)
         known = [t for t in times if t is not None]
         assert known == sorted(known), f"{name}: {times} run backwards"
+        self.deadlines.check()

@@ -1,11 +1,12 @@
 """Which request computes how many tokens in a step, and with which blocks.
 
 A step is a map from requests to numbers of tokens; prefill, chunk, decode and recomputation are values of that number.
-`schedule` puts it together in four moves: (1) groups that waited too long expire; (2) if the head of the queue lacks a
-seat or blocks, strictly lower classes may yield to it; (3) every running request that lacks one token gets it, and if
-it lacks a block, the least senior running request yields; (4) what is left of the token budget goes to prefills, those
-that run and those that wait alike, in the policy's order. A request starts only if all its known tokens find room, and
-gets that room at once: only decodes can run short later.
+`schedule` puts it together in four moves: (1) groups that waited too long expire; (2) if the first waiting request
+lacks a seat or blocks, strictly lower classes may yield to it; (3) every running request that lacks one token gets it,
+unless the step would be too long and its token is not due; if it lacks a block, the least senior running request
+yields; (4) what is left of the time and token budgets goes to prefills, those that run and those that wait alike, in
+the policy's order. A request starts only if all its known tokens find room, and gets that room at once: only decodes
+can run short later.
 
 One step may be in flight: `schedule` may come once more before `update`. References of requests that leave meanwhile
 stay with the youngest step in flight that uses them.
@@ -17,35 +18,42 @@ import dataclasses
 from collections.abc import Sequence
 
 from scheduler.admission import AdmissionControl
+from scheduler.chunk_tile import ChunkTile
+from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
+from scheduler.decode_load import DecodeLoad
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.memory_demand import memory_demand
-from scheduler.output import (
-    Admission,
-    FinishedRequest,
-    RequestResult,
-    SchedulerOutput,
-    StepResult,
-    Verdict,
-    VerdictKind,
-)
-from scheduler.policy import make_policy, new_request
+from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult, Verdict, VerdictKind
+from scheduler.policy import Backlog, Policy, new_request
 from scheduler.preemption import Preemption
+from scheduler.prefill_pace import PrefillPace
+from scheduler.prefill_turns import PrefillTurns
 from scheduler.request import FinishReason, OrderKey, Request, RequestSpec, RequestStatus
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
-from scheduler.start_needs import StartNeeds, StartPlanner
+from scheduler.start_needs import StartPlanner
+from scheduler.starter import Starter
 from scheduler.stats import SchedulerCounters, SchedulerStats
+from scheduler.step_budget import BudgetLimits, StepBudget
 from scheduler.step_plan import StepPlan
 from scheduler.step_timing import StepTiming
-from scheduler.steps_in_flight import StepEntry, StepsInFlight
+from scheduler.steps_in_flight import InFlightStep, StepEntry, StepsInFlight
 from scheduler.waiting_queue import WaitingQueue
 
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
+SHARE_WINDOW_S = 2.0
+"""Over which a class gets its share of step time."""
+STEPS_PER_RESERVATION = 8
+"""A class behind its share may cost protected deadlines once in so many steps, by one tile."""
+MAX_MISFITS_PER_STEP = 4
+MAX_RELEGATIONS_PER_STEP = 16
+CHARGED_OUTPUT_TOKENS = 8
+"""Output is charged to its tenant in portions, not at every step."""
 
 
 class Scheduler:
@@ -65,20 +73,44 @@ class Scheduler:
         """
         self._config = config
         self._classes = classes
-        self._policy = make_policy(config.scheduler_policy, classes)
+        self._policy = Policy(config.scheduler_policy, classes)
+        rights = self._policy.rights
         self._kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
         self._watermark_blocks = max(1, num_blocks // 100)
         self._requests: dict[str, Request] = {}
         self._starts = StartPlanner(self._requests, self._kv, config.max_preemptions)
         self._groups = GroupTable()
-        self._queue = WaitingQueue(self._kv.num_blocks_for, classes.names)
+        self._queue = WaitingQueue(self._kv.num_blocks_for, classes.names, is_fair=rights.is_fair)
         self._running = RunningSet()
         self._steps = StepsInFlight(MAX_UNUPDATED_STEPS, self._kv.pool)
-        self._admission = AdmissionControl(config, classes, num_blocks, max_model_len, self._watermark_blocks)
-        self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks)
+        self._decode_load = None if latency is None else DecodeLoad(latency, skips=rights.skips_decodes)
+        self._admission = AdmissionControl(
+            config, classes, max_model_len, self._watermark_blocks, self._queue, self._running, self._kv.pool, latency
+        )
+        self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks, latency)
         self._counters = SchedulerCounters()
         self._timing = StepTiming(latency)
+        self._budget_model = latency if rights.has_time_budget else None
+        self._limits = BudgetLimits(max_s=config.max_step_s, long_prompt_tokens=config.long_prompt_tokens)
+        self._tile = ChunkTile(self._budget_model, config.block_size, config.max_num_batched_tokens)
+        self._pace = PrefillPace(self._tile.s_per_token)
+        self._shares = ClassShares({c.name: c.share for c in classes}, SHARE_WINDOW_S) if rights.has_shares else None
+        self._starter = Starter(
+            config,
+            self._starts,
+            self._kv,
+            self._queue,
+            self._running,
+            self._groups,
+            self._counters,
+            self._watermark_blocks,
+            self._decode_load if rights.gates_starts else None,
+            self._is_late,
+        )
         self._next_step_id = 0
+        self._last_reservation_step = -STEPS_PER_RESERVATION
+        self._end_s = 0.0
+        """Predicted end of the youngest step in flight."""
         self._link = NO_LINK
 
     def observe(self, link: LinkSnapshot) -> None:
@@ -88,8 +120,11 @@ class Scheduler:
         """
         self._link = link
         self._kv.pool.set_limit(self._kv.pool.num_blocks if link.num_blocks is None else link.num_blocks)
+        self._admission.observe_link(link)
+        if self._decode_load is not None:
+            self._decode_load.observe_link(link)
 
-    def add(self, group: tuple[RequestSpec, ...], now_s: float) -> Verdict:  # noqa: ARG002 - verdicts with a time come
+    def add(self, group: tuple[RequestSpec, ...], now_s: float) -> Verdict:
         """Judge a group on arrival; unless refused, its choices are live from here.
 
         Raises:
@@ -100,14 +135,12 @@ class Scheduler:
         first = group[0]
         if first.group_id in self._groups or any(s.request_id in self._requests for s in group):
             raise ValueError(f"group {first.group_id!r} or one of its requests is live already")
-        verdict = self._admission.judge(
-            group, self._queue, len(self._running), self._kv.pool.num_free_blocks, self._link
-        )
+        verdict = self._admission.judge(group, now_s)
         if verdict.kind is VerdictKind.REFUSE:
             return verdict
         slo = dataclasses.replace(first.slo, granted=verdict.granted)
         members = {
-            spec.request_id: new_request(dataclasses.replace(spec, slo=slo), index, self._policy)
+            spec.request_id: new_request(dataclasses.replace(spec, slo=slo), index, self._policy, self._config.egress_s)
             for index, spec in enumerate(group)
         }
         expiry_s = first.arrival_s + slo.start_limit_s(self._classes.get(slo.granted))
@@ -118,6 +151,7 @@ class Scheduler:
                 self._queue.push(request)
             else:
                 self._queue.park(request)
+            self._admission.added(request)
         return verdict
 
     def abort(self, request_ids: Sequence[str], now_s: float) -> tuple[FinishedRequest, ...]:  # noqa: ARG002
@@ -139,13 +173,21 @@ class Scheduler:
         self._next_step_id += 1
         self._expire(plan)
         self._make_room_for_head(plan)
-        prefills = self._schedule_decodes(plan)
-        self._schedule_prefills(prefills, plan)
+        start_s = max(now_s, self._end_s) if len(self._steps) else now_s
+        budget = StepBudget(self._budget_model, link, start_s, self._limits, self._tile)
+        prefills = self._schedule_decodes(plan, budget)
+        self._schedule_prefills(prefills, plan, budget)
+        for reason in budget.reasons:
+            plan.explain(reason)
         is_alone = not len(self._steps) and not plan.has_copies
         prediction = self._timing.begin(plan.scheduled, link, is_alone=is_alone)
+        if prediction is not None:
+            self._end_s = start_s + prediction.mean_s
         num_seats = self._config.max_num_seqs - len(self._running)
-        demand = memory_demand(self._running, self._queue, self._kv.pool, num_seats, self._classes.names)
-        output, step = plan.seal(demand, prediction)
+        demand = memory_demand(
+            self._running, self._queue, self._kv.pool, num_seats, self._classes, link, self._timing.decode_pace(link)
+        )
+        output, step = plan.seal(demand, prediction, budget.budget_s)
         self._steps.push(step)
         return output
 
@@ -162,8 +204,9 @@ class Scheduler:
             if reason is not None:
                 finished.append(self._finish(entry.request, reason))
         self._kv.release(step.held_block_ids)
-        self._timing.end(step.prediction, result, now_s - output.now_s)
-        self._admission.observe(output.num_tokens, now_s - output.now_s)
+        duration_s = now_s - output.now_s
+        self._timing.end(step.prediction, result, duration_s)
+        self._account(step, output.num_tokens, duration_s)
         return tuple(finished)
 
     def has_work(self) -> bool:
@@ -189,6 +232,10 @@ class Scheduler:
         self._groups.check(self._requests)
         self._kv.check(running, self._steps.held_block_ids())
         self._timing.check()
+        self._pace.check()
+        self._admission.check(self._requests.values())
+        if self._shares is not None:
+            self._shares.check()
         for request in self._requests.values():
             request.check()
             self._steps.check(request)
@@ -202,35 +249,53 @@ class Scheduler:
 
     def _expire(self, plan: StepPlan) -> None:
         for group in self._groups.expired(plan.now_s):
-            retry_after_s = self._admission.retry_after_s(self._classes.get(group.granted), self._queue)
+            retry_after_s = self._admission.retry_after_s(self._classes.get(group.granted))
             plan.expired.append(group.expire(plan.now_s, retry_after_s))
             self._counters.num_expired += len(group.members)
             for request in tuple(group.members.values()):
                 self._finish(request, FinishReason.ABORT)
 
     def _make_room_for_head(self, plan: StepPlan) -> None:
-        """Let strictly lower classes yield to the head of the queue, if that is enough for it to start."""
-        head = self._head()
-        if head is None or next(self._running.below(head.rank), None) is None:
+        """Let strictly lower classes yield to the first waiting request, if that is enough for it to start."""
+        heads = self._heads()
+        if not heads:
+            return
+        head = self._policy.choose(heads, self._backlog(plan.now_s, ()))
+        if next(self._running.below(head.rank), None) is None or not self._may_take(head, plan.now_s):
             return
         start = self._starts.needs_of(head)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
-        victims = self._preemption.victims_for_head(head, num_missing, start.computed_blocks, plan.num_victims_left)
+        victims = self._preemption.victims_for_head(
+            head, num_missing, start.computed_blocks, plan.num_victims_left, plan.now_s, self._link
+        )
         if victims:
             plan.beneficiary = head
         for victim in victims:
             self._preempt(victim, plan)
 
-    def _schedule_decodes(self, plan: StepPlan) -> list[Request]:
+    def _may_take(self, head: Request, now_s: float) -> bool:
+        """Whether others may have to yield to it now: where it would be late two steps from now, or nobody knows."""
+        s_per_token = self._pace.s_per_token
+        if not self._policy.rights.waits_to_preempt or s_per_token is None:
+            return True
+        start_by_s = head.deadlines.next_s - head.num_tokens_to_compute * s_per_token
+        return start_by_s - now_s < 2 * self._limits.max_s
+
+    def _schedule_decodes(self, plan: StepPlan, budget: StepBudget) -> list[Request]:
         """Give one token to each running request that lacks one; return those that lack more, in policy order."""
-        prefills = []
+        decodes, prefills = [], []
         for request in self._running:  # most senior first: whoever yields is not scheduled yet
-            if request.status is not RequestStatus.RUNNING:
-                continue
             num_tokens = request.num_tokens_to_compute
             if num_tokens > 1:
                 prefills.append(request)
-            elif num_tokens == 1 and self._make_room_for_token(request, plan):
+            elif num_tokens == 1:
+                decodes.append(request)
+        left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
+        if left_out:
+            plan.explain("not_due")
+            decodes = [request for request in decodes if request not in left_out]
+        for request in decodes:
+            if request.status is RequestStatus.RUNNING and self._make_room_for_token(request, plan):
                 first_block = len(request.block_ids)
                 added = self._kv.allocate_slots(request, request.position + 1)
                 assert added is not None
@@ -244,7 +309,9 @@ class Scheduler:
             return True
         num_missing -= self._steps.num_blocks_coming()
         if num_missing > 0 and plan.num_victims_left > 0:
-            victims = self._preemption.victims_for_block(request, num_missing, plan.num_victims_left)
+            victims = self._preemption.victims_for_block(
+                request, num_missing, plan.num_victims_left, plan.now_s, self._link
+            )
             assert plan.beneficiary is None, "the room made for the head was to leave enough for this token"
             for victim in victims or [request]:
                 self._preempt(victim, plan)
@@ -262,89 +329,119 @@ class Scheduler:
         request.move(RequestStatus.WAITING)
         self._queue.push(request)
         self._queue.unpark(request.request_id)
+        self._admission.added(request)
         self._counters.num_preemptions += 1
         plan.preempted.append(request.request_id)
         plan.num_victims_left -= 1
 
-    def _schedule_prefills(self, prefills: Sequence[Request], plan: StepPlan) -> None:
-        """Spend the rest of the budget in the policy's order, on what runs and what waits."""
-        running = iter(prefills)
-        partial = next(running, None)
-        head = self._head()
-        while plan.num_tokens_left > 0:
-            if partial is not None and (head is None or partial.order < head.order):
-                num_tokens = min(partial.num_tokens_to_compute, plan.num_tokens_left)
-                plan.add(partial, num_tokens, len(partial.block_ids), ())
-                partial = next(running, None)
-            elif head is not None:
-                head = self._head() if self._start(head, plan) else None  # nobody overtakes the head
-            else:
+    def _schedule_prefills(self, prefills: Sequence[Request], plan: StepPlan, budget: StepBudget) -> None:
+        """Spend the rest of the budgets in the policy's order, on what runs and what waits."""
+        turns = PrefillTurns(prefills, self._heads, self._policy, self._backlog(plan.now_s, prefills))
+        self._serve_owed_class(turns, plan, budget)
+        num_misfits = num_relegations = 0
+        while (request := turns.next()) is not None and num_misfits < MAX_MISFITS_PER_STEP:
+            if plan.num_tokens_left <= 0:
+                plan.explain("no_tokens")
+                plan.has_backlog = True
                 return
-        if partial is not None or head is not None:
-            plan.explain("no_tokens")
+            if num_relegations < MAX_RELEGATIONS_PER_STEP and self._is_hopeless(request, plan.now_s):
+                self._queue.relegate(request)
+                num_relegations += 1
+            elif not self._schedule_prefill(request, turns, plan, budget):
+                num_misfits += 1
 
-    def _head(self) -> Request | None:
-        """The first waiting request, past those whose leader still computes their prompt."""
-        while (head := self._queue.head()) is not None:
-            leader = self._starts.leader_of(head)
-            if leader is None or leader.num_computed_tokens >= head.spec.num_prompt_tokens:
-                return head
-            self._queue.remove(head)
-            self._queue.park(head)
-        return None
+    def _serve_owed_class(self, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> None:
+        """A class behind its share goes first; now and then it gets a tile whatever the others' deadlines."""
+        owed = None if self._shares is None else self._shares.owed()
+        request = None if owed is None else turns.of_class(owed)
+        if request is None or plan.num_tokens_left <= 0:
+            return
+        if plan.step_id - self._last_reservation_step >= STEPS_PER_RESERVATION:
+            budget.reserve(self._tile.tokens)
+            plan.is_reserved = True
+        if self._schedule_prefill(request, turns, plan, budget):
+            plan.explain("share")
+            if plan.is_reserved:
+                self._last_reservation_step = plan.step_id
+        plan.is_reserved = False
 
-    def _start(self, request: Request, plan: StepPlan) -> bool:
-        """Let a waiting request run and compute its first tokens. False: it lacks something, nothing changed."""
-        if plan.preempted and request is not plan.beneficiary:
-            plan.explain("preempted")
+    def _schedule_prefill(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
+        """Give a request's prompt what fits. False: nothing does, and it has had its turn."""
+        if request.status is RequestStatus.WAITING:
+            return self._start(request, turns, plan, budget)
+        num_tokens = budget.fit(request, request.num_tokens_to_compute, plan.num_tokens_left)
+        if num_tokens == 0:
+            self._leave_for_later(request, turns, plan)
             return False
-        if len(self._running) >= self._config.max_num_seqs:
-            plan.explain("no_seat")
-            return False
-        start = self._starts.needs_of(request)
-        watermark = self._watermark_blocks if len(self._running) else 0
-        if start.num_free_blocks + watermark > self._kv.pool.num_free_blocks:
-            plan.explain("no_blocks")
-            return False
-        self._run(request, start, plan)
+        budget.add(request, num_tokens)
+        plan.add(request, num_tokens, len(request.block_ids), ())
+        turns.took(request)
         return True
 
-    def _run(self, request: Request, start: StartNeeds, plan: StepPlan) -> None:
-        if start.leader is not None:
-            plan.copy(self._kv.fork(start.leader, request))
-            request.num_computed_tokens = request.spec.num_prompt_tokens - 1
-        else:
-            added = self._kv.allocate_slots(request, start.num_slots, start.computed_blocks)
-            assert added is not None
-            request.num_computed_tokens = len(start.computed_blocks) * self._config.block_size
-        self._queue.remove(request)
-        request.move(RequestStatus.RUNNING)
-        self._running.add(request)
-        self._groups.start(request.spec.group_id)
-        if request.admitted_s is None:
-            self._admit(request, start.leader, plan)
-        plan.add(request, min(request.num_tokens_to_compute, plan.num_tokens_left), 0, tuple(request.block_ids))
+    def _start(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
+        """Let a waiting request run and compute its first tokens. False: it lacks something, nothing changed."""
+        start = self._starts.needs_of(request)
+        lacks = self._starter.why_not(request, start, plan)
+        if lacks is not None:
+            plan.explain(lacks)
+            turns.block_starts(0 if lacks == "preempted" else request.rank)
+            return False
+        if not plan.is_reserved and self._starter.is_too_many(request):
+            plan.explain("decode_load")
+            turns.drop(request)
+            return False
+        num_tokens = self._starter.num_tokens_that_fit(request, start, plan, budget)
+        if num_tokens == 0:
+            self._leave_for_later(request, turns, plan)
+            return False
+        is_first = request.admitted_s is None
+        self._starter.start(request, start, num_tokens, plan, budget)
+        if is_first:
+            self._charge(request, request.spec.num_prompt_tokens - request.num_computed_tokens, 0)
+        self._admission.started(request, plan.now_s)
+        return True
 
-    def _admit(self, request: Request, leader: Request | None, plan: StepPlan) -> None:
-        """Its first start: from here the promise counts."""
-        request.admitted_s = plan.now_s
-        if leader is None:
-            request.num_cached_tokens = request.num_computed_tokens
-        else:
-            request.num_cached_tokens = leader.num_cached_tokens
-            self._counters.prompt_tokens_shared += request.num_computed_tokens
-        spec, slo_class = request.spec, self._classes.get(request.spec.slo.granted)
-        floor = self._link.floor(spec.slo.granted)
-        plan.admissions.append(
-            Admission(
-                spec.request_id,
-                spec.group_id,
-                request.num_cached_tokens,
-                spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - request.num_cached_tokens),
-                spec.slo.tpot_target_s(slo_class),
-                floor is not None and floor.is_late(spec.slo.tpot_s),
-            )
-        )
+    def _leave_for_later(self, request: Request, turns: PrefillTurns, plan: StepPlan) -> None:
+        plan.explain("no_time")
+        plan.has_backlog = True
+        turns.drop(request)
+
+    def _is_hopeless(self, request: Request, now_s: float) -> bool:
+        """Whether a request that waits for its first token will be late even if nothing else is computed."""
+        s_per_token = self._pace.s_per_token
+        if not self._policy.rights.relegates or s_per_token is None or request.is_relegated:
+            return False
+        if request.status is not RequestStatus.WAITING or request.first_token_s is not None:
+            return False
+        return now_s + request.num_tokens_to_compute * s_per_token > request.deadlines.next_s
+
+    def _heads(self) -> list[Request]:
+        """The first waiting request of each class, past those whose leader still computes their prompt."""
+        while True:
+            heads = self._queue.heads()
+            blocked = [head for head in heads if self._waits_for_leader(head)]
+            if not blocked:
+                return heads
+            for head in blocked:
+                self._queue.remove(head)
+                self._queue.park(head)
+
+    def _waits_for_leader(self, head: Request) -> bool:
+        leader = self._starts.leader_of(head)
+        return leader is not None and leader.num_computed_tokens < head.spec.num_prompt_tokens
+
+    def _backlog(self, now_s: float, partials: Sequence[Request]) -> Backlog:
+        def tokens_above(rank: int) -> int:
+            waiting = self._queue.num_tokens_by_class
+            above = sum(waiting[c.name] for c in self._classes if c.rank < rank)
+            return above + sum(r.num_tokens_to_compute for r in partials if r.rank < rank)
+
+        return Backlog(now_s, self._pace.s_per_token, tokens_above)
+
+    def _is_late(self, request: Request) -> bool:
+        """Whether the plan in force cannot meet its targets, whatever the load."""
+        floor = self._link.floor(request.slo_class.name)
+        return floor is not None and floor.is_late(request.spec.slo.tpot_s)
 
     # The parts of `update`.
 
@@ -366,11 +463,34 @@ class Scheduler:
         self._counters.count_computed(start, end, request.num_lost_tokens, num_prompt_tokens)
         self._counters.generation_tokens += entry.samples
         self._kv.commit(request)
-        if start < num_prompt_tokens <= end:
-            self._queue.unpark(request.request_id)
+        if start < num_prompt_tokens:
+            self._admission.computed(request)
+            if num_prompt_tokens <= end:
+                self._queue.unpark(request.request_id)
+        if entry.samples:
+            self._admission.emitted(request, now_s)
+            if request.num_output_tokens % CHARGED_OUTPUT_TOKENS == 0:
+                self._charge(request, 0, CHARGED_OUTPUT_TOKENS)
         if result.finish_reason is not None:
             return result.finish_reason
         return FinishReason.LENGTH if request.has_reached_length else None
+
+    def _charge(self, request: Request, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        self._queue.charge(request.slo_class.name, request.spec.tenant, num_prompt_tokens, num_output_tokens)
+
+    def _account(self, step: InFlightStep, num_tokens: int, duration_s: float) -> None:
+        """What the step tells of the machine's pace, and of who got its time."""
+        self._admission.observe_step(num_tokens, duration_s)
+        num_prefill_tokens = sum(e.num_tokens for e in step.entries if e.num_tokens > 1 or not e.samples)
+        self._pace.observe(duration_s, num_prefill_tokens, has_backlog=step.has_backlog)
+        if self._shares is None:
+            return
+        tokens_by_class: dict[str, int] = {}
+        for entry in step.entries:
+            name = entry.request.slo_class.name
+            tokens_by_class[name] = tokens_by_class.get(name, 0) + entry.num_tokens
+        backlogged = {name for name, count in self._queue.num_requests_by_class.items() if count}
+        self._shares.observe(duration_s, tokens_by_class, backlogged)
 
     def _finish(self, request: Request, reason: FinishReason) -> FinishedRequest:
         """The one way out: gives everything back, at once or when the step in flight is done."""
@@ -384,6 +504,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._groups.remove(request)
         self._queue.unpark(request.request_id)
+        self._admission.left(request)
         return FinishedRequest(request.request_id, request.spec.group_id, reason)
 
     def _give_back(self, request: Request) -> None:

@@ -20,6 +20,10 @@ class StepPlan:
         self.num_victims_left = max_victims
         self.beneficiary: Request | None = None
         """The waiting request that victims made room for: the one that may start in a step that preempted."""
+        self.has_backlog = False
+        """Prompts are left over that could have been computed."""
+        self.is_reserved = False
+        """What is scheduled now is owed to its class, whatever it costs the others."""
         self.preempted: list[str] = []
         self.expired: list[Expiry] = []
         self.admissions: list[Admission] = []
@@ -58,7 +62,7 @@ class StepPlan:
         self._reasons[reason] = None
 
     def seal(
-        self, demand: MemoryDemand, prediction: StepPrediction | None = None
+        self, demand: MemoryDemand, prediction: StepPrediction | None = None, budget_s: float | None = None
     ) -> tuple[SchedulerOutput, InFlightStep]:
         """The record for the runner, and what `update` needs to know of it."""
         output = SchedulerOutput(
@@ -70,7 +74,9 @@ class StepPlan:
             preempted=tuple(self.preempted),
             expired=tuple(self.expired),
             predicted_s=None if prediction is None else prediction.mean_s,
+            budget_s=budget_s,
             demand=demand,
             reasons=tuple(self._reasons),
         )
-        return output, InFlightStep(self.step_id, tuple(self._entries), [c.source for c in self._copies], prediction)
+        held = [copy.source for copy in self._copies]
+        return output, InFlightStep(self.step_id, tuple(self._entries), held, prediction, self.has_backlog)

@@ -33,6 +33,8 @@ class InFlightStep:
     """One reference each, given back at `update`: of requests that left meanwhile, and of sources of copies."""
     prediction: StepPrediction | None = None
     """Of its duration; None where there is no latency model."""
+    has_backlog: bool = False
+    """Prompts were left over that could have been computed."""
 
     def match(self, result: StepResult) -> dict[str, RequestResult]:
         """The results by request id.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler.config import SchedulerConfig
 from scheduler.link import NO_LINK
 from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult
-from scheduler.policy import FCFSPolicy, new_request
+from scheduler.policy import Policy, new_request
 from scheduler.request import FinishReason, Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClass, SLOClasses
@@ -65,7 +65,7 @@ def make_group(
 
 def make_request(name: str, num_prompt_tokens: int, max_tokens: int, **options: object) -> Request:
     """A waiting request in FCFS order."""
-    return new_request(make_spec(name, num_prompt_tokens, max_tokens, **options), 0, FCFSPolicy())  # type: ignore[arg-type]
+    return new_request(make_spec(name, num_prompt_tokens, max_tokens, **options), 0, Policy("fcfs", SLOClasses()))  # type: ignore[arg-type]
 
 
 def make_scheduler(num_blocks: int, *, classes: tuple[SLOClass, ...] = DEFAULT_CLASSES, **options: object) -> Scheduler:

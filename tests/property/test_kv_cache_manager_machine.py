@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.policy import FCFSPolicy, new_request
+from scheduler.policy import Policy, new_request
 from scheduler.request import Request, RequestSpec
-from scheduler.slo import SLO
+from scheduler.slo import SLO, SLOClasses
 from tests.device_model import POISON, PrefixIds, block_hashes
 
 
@@ -45,7 +45,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         self.num_requests += 1
         hashes = block_hashes(chain, self.size)
         spec = RequestSpec(name, name, len(tokens), 50, hashes, SLO("a", "a"), 0.0, None, reads)
-        return Owner(new_request(spec, 0, FCFSPolicy()), chain)
+        return Owner(new_request(spec, 0, Policy("fcfs", SLOClasses())), chain)
 
     @rule(tail=st.lists(st.integers(1, 2), max_size=2), length=st.integers(1, 12), reads=st.booleans())
     def start(self, tail, length, reads):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.policy import FCFSPolicy, PriorityPolicy, make_policy
+from scheduler.policy import Policy
 from scheduler.slo import SLO, SLOClasses
 from tests.scheduler_builders import make_spec
 
@@ -10,7 +10,7 @@ CLASSES = SLOClasses()
 
 
 def test_rank_goes_before_deadline_and_deadline_before_arrival() -> None:
-    policy = PriorityPolicy(CLASSES)
+    policy = Policy("priority", CLASSES)
     specs = [
         make_spec("batch", 10, 1, slo_class="batch", arrival_s=0.0),
         make_spec("long", 5000, 1, arrival_s=1.0),
@@ -26,14 +26,14 @@ def test_rank_goes_before_deadline_and_deadline_before_arrival() -> None:
 
 
 def test_a_clients_own_target_sets_the_deadline() -> None:
-    policy = PriorityPolicy(CLASSES)
+    policy = Policy("priority", CLASSES)
     own = make_spec("own", 10, 1, slo=SLO("standard", "standard", ttft_s=0.5))
     assert policy.order(own, 0)[1] == pytest.approx(0.5)
     assert policy.order(make_spec("class", 10, 1), 0)[1] == pytest.approx(3.003)
 
 
 def test_the_newest_of_the_lowest_class_is_the_least_senior() -> None:
-    policy = PriorityPolicy(CLASSES)
+    policy = Policy("priority", CLASSES)
     specs = [
         make_spec("old-long", 5000, 1, arrival_s=1.0),
         make_spec("new-short", 10, 1, arrival_s=2.0),
@@ -44,7 +44,7 @@ def test_the_newest_of_the_lowest_class_is_the_least_senior() -> None:
 
 
 def test_fcfs_knows_no_classes() -> None:
-    policy = FCFSPolicy()
+    policy = Policy("fcfs", SLOClasses())
     low = policy.order(make_spec("a", 10, 1, slo_class="batch", arrival_s=0.0), 0)
     high = policy.order(make_spec("b", 10, 1, slo_class="realtime", arrival_s=1.0), 0)
     assert low < high and low[0] == high[0]
@@ -52,13 +52,8 @@ def test_fcfs_knows_no_classes() -> None:
 
 
 def test_equal_requests_are_told_apart_by_group_and_place() -> None:
-    policy = make_policy("priority", CLASSES)
+    policy = Policy("priority", CLASSES)
     keys = [
         policy.order(make_spec(name, 10, 1, group_id=group), i) for name, group, i in (("x", "a", 2), ("y", "b", 0))
     ]
     assert keys == sorted(keys) and len(set(keys)) == 2
-
-
-def test_policies_are_made_by_name() -> None:
-    assert isinstance(make_policy("fcfs", CLASSES), FCFSPolicy)
-    assert isinstance(make_policy("priority", CLASSES), PriorityPolicy)

@@ -1,6 +1,6 @@
 """Who yields to whom."""
 
-from scheduler.policy import PriorityPolicy, new_request
+from scheduler.policy import Policy, new_request
 from scheduler.request import Request
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
@@ -8,7 +8,7 @@ from tests.scheduler_builders import make_spec
 
 
 def running() -> dict[str, Request]:
-    policy = PriorityPolicy(SLOClasses())
+    policy = Policy("priority", SLOClasses())
     rows = (("batch", "batch", 0.0), ("new", "standard", 5.0), ("old", "standard", 1.0), ("top", "realtime", 9.0))
     return {n: new_request(make_spec(n, 4, 4, slo_class=c, arrival_s=t), 0, policy) for n, c, t in rows}
 

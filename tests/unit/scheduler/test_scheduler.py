@@ -329,7 +329,7 @@ class TestEnd:
         scheduler.add(make_group("g", 2, 4, 1, slo=slo, arrival_s=1.0), 1.0)
         add(scheduler, make_spec("patient", 4, 1, slo_class="batch", arrival_s=1.0), now_s=1.0)
         assert step(scheduler, 5.9)[0].expired == ()
-        scheduler._admission.observe(0, 10.0)  # a slow machine
+        scheduler._admission.observe_step(0, 10.0)  # a slow machine
         output, _ = step(scheduler, 6.0)
         assert [e.group_id for e in output.expired] == ["g"]
         assert output.expired[0].retry_after_s > 1.0, "an estimate from what waits"
