@@ -105,7 +105,7 @@ class WeightOffload:
         self._fence: int | None = None
         """The k to come down to once no block stands in its way."""
         self._is_urgent = False
-        """It is for a class that is late at this k."""
+        """It is for those who are late at this k."""
         self._last_step_bytes = 0
         self._totals = _Totals()
         set_border(weights.num_kv_blocks)
@@ -274,18 +274,20 @@ class WeightOffload:
             weights.set_streamed(weights.num_streamed - 1)  # takes note of a copy that has arrived
             if weights.is_moving:
                 return
-        need = ResidencyNeed(demand.num_wanted_blocks, demand.classes)
+        need = ResidencyNeed(
+            demand.num_wanted_blocks, demand.classes, demand.tightest_tpot_s, demand.decode_s, demand.is_late
+        )
         change = self._controller.decide(weights.num_streamed, need, now_s)
         if change is not None and change.streamed_layers > weights.num_streamed:
             self._fence = None
             self._go_to(change.streamed_layers, change.reason)
         elif change is not None and self._fence is None:
-            self._fence, self._is_urgent = change.streamed_layers, change.reason == "class"
+            self._fence, self._is_urgent = change.streamed_layers, change.reason in ("class", "late")
         elif change is None and self._fence is not None and self._is_needed(need):
             self._fence = None
         elif self._fence is not None and demand.num_blocks_beyond == 0:
             fence, self._fence = self._fence, None
-            # A class that is late at this k does not wait until the link is idle.
+            # Those who are late at this k do not wait until the link is idle.
             deadline_s = self._link.now_s() if self._is_urgent or change is not None else None
             self._go_to(fence, "border clear", deadline_s)
 

@@ -76,6 +76,8 @@ class OffloadPlan:
     block_bytes: int
     kv_blocks_by_k: tuple[int, ...]
     """Entry j: blocks at k = `min_streamed_layers` + j."""
+    tpot_s_by_k: tuple[float, ...]
+    """Likewise: predicted time of a decode step of the reference load. Never less for more layers."""
 
     def kv_blocks_at(self, streamed_layers: int) -> int:
         """Blocks that fit while that many layers are streamed.
@@ -83,12 +85,23 @@ class OffloadPlan:
         Raises:
             ValueError: outside `min_streamed_layers`..`max_streamed_layers`.
         """
+        return self.kv_blocks_by_k[self._index(streamed_layers)]
+
+    def tpot_s_at(self, streamed_layers: int) -> float:
+        """Predicted time of a decode step of the reference load while that many layers are streamed.
+
+        Raises:
+            ValueError: outside `min_streamed_layers`..`max_streamed_layers`.
+        """
+        return self.tpot_s_by_k[self._index(streamed_layers)]
+
+    def _index(self, streamed_layers: int) -> int:
         if not self.min_streamed_layers <= streamed_layers <= self.max_streamed_layers:
             raise ValueError(
                 f"{streamed_layers} streamed layers: this plan has {self.min_streamed_layers}.."
                 f"{self.max_streamed_layers}"
             )
-        return self.kv_blocks_by_k[streamed_layers - self.min_streamed_layers]
+        return streamed_layers - self.min_streamed_layers
 
     @property
     def streamed(self) -> frozenset[int]:

@@ -216,6 +216,7 @@ class _Choice:
             ledger=self._ledger(),
             block_bytes=memory.block_bytes,
             kv_blocks_by_k=blocks,
+            tpot_s_by_k=self.times.tpots_s(self.least, self.most),
         )
 
     def _class_plan(self, index: int) -> ClassPlan:

@@ -34,6 +34,7 @@ def replan(
         exposed_s=step.exposed_s,
         link_busy_share=step.link_busy_share,
         classes=tuple(_judge(target, times, plan, request) for target in targets),
+        tpot_s_by_k=times.tpots_s(plan.min_streamed_layers, plan.max_streamed_layers),
     )
 
 

@@ -87,6 +87,10 @@ class StepTimes:
             self._append(self._tpot_s, self.decode_step(len(self._tpot_s)).step_s)
         return self._tpot_s[k]
 
+    def tpots_s(self, first: int, last: int) -> tuple[float, ...]:
+        """Likewise, for every k from `first` to `last`."""
+        return tuple(map(self.tpot_s, range(first, last + 1)))
+
     def ttft_s(self, k: int) -> float:
         """Of a prompt that does not queue: the sum of its chunks' steps."""
         while len(self._ttft_s) <= k:

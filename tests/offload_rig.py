@@ -31,6 +31,8 @@ BLOCK_SIZE = 4
 NUM_LAYERS = 6
 NUM_SLOTS = 2
 MIN_STREAMED, MAX_STREAMED = 1, 6
+S_PER_STREAMED_LAYER = 0.01
+"""What the plan says of a decode step."""
 OPTIONS = {"block_size": BLOCK_SIZE, "max_num_batched_tokens": 24, "max_num_seqs": 6, "max_model_len": 96}
 
 
@@ -135,12 +137,14 @@ def make_plan(
         for name, limit in (("realtime", None), ("interactive", interactive_limit), ("standard", 6), ("batch", 6))
     )
     values = {f.name: 0 for f in dataclasses.fields(OffloadPlan)}
+    ks = range(numbers.min_streamed, MAX_STREAMED + 1)
     return OffloadPlan(**values | {
         "strategy": "interval", "streamed_layers": numbers.num_streamed, "streamed_unit": "layer",
         "unit_bytes": numbers.unit_bytes, "layer_order": numbers.order.layers,
         "min_streamed_layers": numbers.min_streamed, "max_streamed_layers": MAX_STREAMED,
         "num_slots": numbers.num_slots, "predicted_step_s": 0.01,
         "classes": classes, "ledger": {}, "block_bytes": block_bytes, "kv_blocks_by_k": blocks,
+        "tpot_s_by_k": tuple(S_PER_STREAMED_LAYER * k for k in ks),
     })  # type: ignore[arg-type]  # fmt: skip
 
 

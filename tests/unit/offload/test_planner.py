@@ -53,6 +53,7 @@ def check(made: OffloadPlan, shape: ModelShape, device_bytes: int) -> None:
     assert made.min_streamed_layers <= made.streamed_layers <= made.max_streamed_layers
     assert made.kv_blocks_at_start == made.kv_blocks_at(made.streamed_layers) >= 1
     assert list(made.kv_blocks_by_k) == sorted(made.kv_blocks_by_k)
+    assert list(made.tpot_s_by_k) == sorted(made.tpot_s_by_k) and len(made.tpot_s_by_k) == len(made.kv_blocks_by_k)
     assert sorted(made.layer_order) == list(range(shape.num_layers))
     assert made.net_freed_bytes > 0 or made.streamed_layers == 0
     assert made.num_slots or made.max_streamed_layers == 0
@@ -64,6 +65,8 @@ def check(made: OffloadPlan, shape: ModelShape, device_bytes: int) -> None:
         assert c.is_open or not c.is_best_effort
         assert (c.max_streamed_layers is None) == (not c.is_open or c.is_best_effort)
         assert c.floor_tpot_s <= c.predicted_tpot_s and c.floor_ttft_s <= c.predicted_ttft_s
+        assert c.floor_tpot_s == made.tpot_s_at(made.min_streamed_layers)
+        assert c.predicted_tpot_s == made.tpot_s_at(made.streamed_layers)
         if c.max_streamed_layers is not None:
             assert made.min_streamed_layers <= c.max_streamed_layers <= made.max_streamed_layers
 
@@ -116,6 +119,10 @@ def test_the_largest_k_of_a_class_is_within_the_margin_and_the_next_is_not() -> 
         assert step_of(c.max_streamed_layers, 2) <= 0.97 * target.tpot_s
         if c.max_streamed_layers < min(16, made.max_streamed_layers):
             assert step_of(c.max_streamed_layers + 1, 2) > 0.97 * target.tpot_s
+    for k in range(made.min_streamed_layers, made.max_streamed_layers + 1):
+        assert made.tpot_s_at(k) == pytest.approx(max(step_of(fewer, 2) for fewer in range(k + 1)))
+    with pytest.raises(ValueError, match=f"this plan has {made.min_streamed_layers}..{made.max_streamed_layers}"):
+        made.tpot_s_at(made.max_streamed_layers + 1)
 
 
 def step_of(k: int, num_slots: int) -> float:

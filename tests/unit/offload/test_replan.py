@@ -19,7 +19,7 @@ from tests.offload_shapes import CLASSES, MB, FlatCost, make_shape
 SHAPE = make_shape()
 COST = FlatCost(rate=12e9, spread=1.05)
 REQUEST = PlanRequest(SHAPE.weights_bytes - 40 * MB, load=ReferenceLoad(1, 64, 64, 64), may_cut_layers=False)
-JUDGED = {"classes", "predicted_step_s", "exposed_s", "link_busy_share"}
+JUDGED = {"classes", "predicted_step_s", "exposed_s", "link_busy_share", "tpot_s_by_k"}
 """Fields that are of a speed; all others are of memory."""
 
 
@@ -51,6 +51,8 @@ def test_memory_stays_and_classes_are_those_of_a_plan_for_that_speed(factor: flo
         assert (ours.name, ours.is_open, ours.is_best_effort) == (theirs.name, theirs.is_open, theirs.is_best_effort)
         assert ours.floor_ttft_s == pytest.approx(theirs.floor_ttft_s)
         assert ours.floor_tpot_s == pytest.approx(theirs.floor_tpot_s)
+    num_alike = min(len(made.tpot_s_by_k), len(after.tpot_s_by_k))
+    assert after.tpot_s_by_k[:num_alike] == pytest.approx(made.tpot_s_by_k[:num_alike])
     if made.streamed_layers == before.streamed_layers:
         assert after.predicted_step_s == pytest.approx(made.predicted_step_s)
 
