@@ -62,6 +62,7 @@ class StepBudget:
         self._limit_s: float | None = None
         """What prefill may fill, once it was asked for."""
         self._num_reserved = 0
+        self._has_prefill = False
         self._has_long_prompt = False
         self.budget_s = None if model is None else limits.max_s
         """What a step may take at the 95th percentile; None: there is no model."""
@@ -107,7 +108,7 @@ class StepBudget:
         position = min(request.num_known_tokens, request.spec.num_kv_tokens) - num_tokens
         chunk = self._chunk(request, position, num_tokens, most, limit_s)
         least = min(most, self._tile.tokens)
-        if chunk < least and limit_s < self._slack_s and not self._features.prefill_tokens:
+        if chunk < least and limit_s < self._slack_s and not self._has_prefill:
             # The largest budget keeps arrivals from waiting for a step; it keeps no prompt from being computed.
             tile = self._chunk(request, position, num_tokens, least, self._slack_s)
             if tile > chunk:
@@ -125,6 +126,7 @@ class StepBudget:
         if self._model is None:
             return
         self._features = _with_chunk(self._features, request, num_tokens, request.position)
+        self._has_prefill = True
         self._has_long_prompt = self._has_long_prompt or self._is_long(request)
 
     def reserve(self, tokens_floor: int) -> None:
