@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
 from scheduler.block_pool import BlockPool
-from scheduler.closed_class import why_closed
+from scheduler.closed_class import other_class, why_closed
 from scheduler.config import SchedulerConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
+from scheduler.promise_book import PromiseBook, is_guaranteed
+from scheduler.promise_test import PromiseTest, Shortfall
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
 from scheduler.servable import ServableLimits
@@ -23,11 +26,22 @@ RATE_DECAY = 0.98
 """Weight of the past per step in the observed token rate: about 50 steps count."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromiseStats:
+    """How promises are kept, on the scheduler's own clock."""
+
+    margin: float = 0.0
+    """Share of the time that they leave unused."""
+    num_kept: int = 0
+    num_broken: int = 0
+
+
 class AdmissionControl:
     """Judges groups by what it looks at: the queue, what runs, the pool. It changes none of them.
 
-    The scheduler tells it what becomes of every request that it let in: `added` whenever one waits (on arrival and
-    after a preemption), `started` when it runs, `computed` and `emitted` by step, `left` at its end.
+    Where promises are tested, it keeps the book of them: the scheduler tells it what becomes of every request that it
+    let in: `added` whenever one waits (on arrival and after a preemption), `started` when it runs, `computed` and
+    `emitted` by step, `left` at its end.
     """
 
     def __init__(
@@ -52,6 +66,13 @@ class AdmissionControl:
         self._running = running
         self._pool = pool
         self._limits = ServableLimits(config, pool.num_blocks, max_model_len)
+        self._book: PromiseBook | None = None
+        self._promises: PromiseTest | None = None
+        if latency is not None and config.admission == "promise":
+            self._book = PromiseBook(config, classes, pool)
+            self._promises = PromiseTest(
+                config, classes, max_model_len, watermark_blocks, queue, running, pool, latency, self._book
+            )
         self._link = NO_LINK
         self._recent_tokens = 0.0
         self._recent_s = 0.0
@@ -59,6 +80,8 @@ class AdmissionControl:
     def observe_link(self, link: LinkSnapshot) -> None:
         """What is judged by from here."""
         self._link = link
+        if self._promises is not None:
+            self._promises.observe_link(link)
 
     def observe_step(self, num_tokens: int, duration_s: float) -> None:
         """A step computed that many tokens in that time."""
@@ -69,34 +92,58 @@ class AdmissionControl:
 
     def added(self, request: Request) -> None:
         """It waits: it arrived, or it lost its blocks and computes its tokens again."""
+        if self._book is not None:
+            self._book.added(request)
 
     def started(self, request: Request, now_s: float) -> None:
         """It runs; what it found in the prefix cache is known."""
+        if self._book is not None:
+            self._book.started(request, now_s)
 
     def computed(self, request: Request) -> None:
         """More of its tokens are computed and committed, not all of them as decodes."""
+        if self._book is not None:
+            self._book.computed(request)
 
     def emitted(self, request: Request, now_s: float) -> None:
         """A token of it is out."""
+        if self._book is not None:
+            self._book.emitted(request, now_s)
 
     def left(self, request: Request) -> None:
         """It is over, whatever the reason."""
+        if self._book is not None:
+            self._book.left(request)
+
+    def stats(self) -> PromiseStats:
+        """The margin of now and what became of promises so far."""
+        if self._book is None:
+            return PromiseStats()
+        margin = self._book.margin
+        return PromiseStats(margin.value, margin.num_kept, margin.num_broken)
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that what is kept is of these live requests."""
+        if self._book is not None:
+            self._book.check(requests)
 
-    def judge(self, group: tuple[RequestSpec, ...], now_s: float) -> Verdict:  # noqa: ARG002
+    def judge(self, group: tuple[RequestSpec, ...], now_s: float) -> Verdict:
         """ADMIT: there is room to start it at once. QUEUE: it waits. DEGRADE: it is served in a lower class.
 
-        The caps are for what must wait: a group that can start, or the only one of its class, is never refused for
-        them, so that what is refused can come back.
+        A class that is refused or degraded where its targets cannot be met takes a group only with a promise. The caps
+        are for what must wait: a group that can start, or the only one of its class, is never refused for them, so
+        that what is refused can come back.
         """
         slo = group[0].slo
         slo_class = self._classes.get(slo.granted)
         if (never := self._limits.why_never(group)) is not None:
             return _refuse(slo_class, RefusalReason.NEVER_FITS, never, None)
         if (closed := why_closed(slo, slo_class, self._link)) is not None:
-            return self._degraded(group, slo_class) or _refuse(slo_class, RefusalReason.CLASS_CLOSED, closed, None)
+            return self._degraded(group, slo_class, now_s) or _refuse(
+                slo_class, RefusalReason.CLASS_CLOSED, closed, None
+            )
+        if (short := self._shortfall(group, slo_class, now_s)) is not None:
+            return self._degraded(group, slo_class, now_s) or self._refuse_promise(slo_class, short)
         if self._can_start(group):
             return Verdict(VerdictKind.ADMIT, slo_class.name)
         num_tokens = sum(map(num_queued_tokens, group))
@@ -104,21 +151,31 @@ class AdmissionControl:
             return self._refuse_full_instance(slo_class)
         if self._has_room(slo_class, num_tokens):
             return Verdict(VerdictKind.QUEUE, slo_class.name)
-        return self._degraded(group, slo_class) or self._refuse_full_class(slo_class, num_tokens)
+        return self._degraded(group, slo_class, now_s) or self._refuse_full_class(slo_class, num_tokens)
 
     def why_closed(self, request: Request) -> str | None:
         """Why a request's targets cannot be met whatever the load, for its client; None: they can, or may be late."""
         return why_closed(request.spec.slo, self._classes.get(request.spec.slo.granted), self._link)
 
-    def _degraded(self, group: tuple[RequestSpec, ...], slo_class: SLOClass) -> Verdict | None:
-        """In the lower class that its client consented to, if that is open and has room."""
+    def _shortfall(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Shortfall | None:
+        """Why no promise can be made to a group in a class; None: it can, or the class makes none."""
+        if self._promises is None or not is_guaranteed(slo_class):
+            return None
+        return self._promises.shortfall(group, slo_class, now_s)
+
+    def _degraded(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Verdict | None:
+        """In the lower class that its client consented to, if that is open, keeps its promises and has room."""
         if not group[0].slo.may_degrade or slo_class.degrade_to is None:
             return None
         lower, floor = self._classes.get(slo_class.degrade_to), self._link.floor(slo_class.degrade_to)
         is_open = floor is None or floor.is_open
-        if is_open and self._has_room(lower, sum(map(num_queued_tokens, group))):
-            return Verdict(VerdictKind.DEGRADE, lower.name)
-        return None
+        if not is_open or not self._has_room(lower, sum(map(num_queued_tokens, group))):
+            return None
+        if len(self._running) + self._queue.num_requests + len(group) > self._limits.max_live_requests:
+            return None
+        if self._shortfall(group, lower, now_s) is not None:
+            return None
+        return Verdict(VerdictKind.DEGRADE, lower.name)
 
     def _can_start(self, group: tuple[RequestSpec, ...]) -> bool:
         """Whether all that wait and this group can run beside what runs now. Prefix hits are not counted on."""
@@ -131,6 +188,18 @@ class AdmissionControl:
     def _has_room(self, slo_class: SLOClass, num_tokens: int) -> bool:
         queued = self._queue.num_tokens_by_class[slo_class.name]
         return queued == 0 or queued + num_tokens <= slo_class.queue_cap_tokens
+
+    def _refuse_promise(self, slo_class: SLOClass, short: Shortfall) -> Verdict:
+        if short.retry_after_s is None:
+            message = f"class {slo_class.name!r}: {short.what}; {other_class(slo_class)}"
+            return _refuse(slo_class, RefusalReason.CLASS_CLOSED, message, None)
+        assert self._book is not None
+        self._book.margin.refused()
+        message = (
+            f"class {slo_class.name!r}: {short.what}; retry in {short.retry_after_s:.3g} s, allow more time, "
+            f"{other_class(slo_class)}"
+        )
+        return _refuse(slo_class, RefusalReason.SLO_UNATTAINABLE, message, short.retry_after_s)
 
     def _refuse_full_instance(self, slo_class: SLOClass) -> Verdict:
         message = (

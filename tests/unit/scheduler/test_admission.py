@@ -31,6 +31,7 @@ class Desk:
         self.queue = WaitingQueue(lambda num_tokens: -(-num_tokens // BLOCK_SIZE), CLASSES.names)
         self.running = RunningSet()
         self.pool = BlockPool(NUM_BLOCKS)
+        self.taken: list[int] = []
         self.control = AdmissionControl(
             config,
             classes,
@@ -48,9 +49,12 @@ class Desk:
         self, *group: RequestSpec, num_running: int = 2, num_free_blocks: int = 0, link: LinkSnapshot = NO_LINK
     ) -> Verdict:
         """With so many requests running, whatever they are, and so many blocks free."""
-        while len(self.running) < num_running:
-            self.running.add(make_request(f"running {len(self.running)}", 1, 1))
-        self.pool.allocate(self.pool.num_free_blocks - num_free_blocks)
+        for request in self.running:
+            self.running.remove(request)
+        for index in range(num_running):
+            self.running.add(make_request(f"running {index}", 1, 1))
+        self.pool.release(self.taken)
+        self.taken = self.pool.allocate(NUM_BLOCKS - num_free_blocks)
         self.control.observe_link(link)
         return self.control.judge(group, NOW_S)
 
