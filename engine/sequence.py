@@ -75,8 +75,11 @@ class Sequence:
 
     def hash_full_blocks(self, num_computed_tokens: int) -> tuple[BlockHash, ...]:
         """Hashes of the blocks that are full at `num_computed_tokens` and were not hashed before, in order."""
+        num_full_blocks = num_computed_tokens // self._block_size
+        if num_full_blocks <= self.num_hashed_blocks:
+            return ()  # nearly every decode
         hashes: list[BlockHash] = []
-        for index in range(self.num_hashed_blocks, num_computed_tokens // self._block_size):
+        for index in range(self.num_hashed_blocks, num_full_blocks):
             block = self._tokens[index * self._block_size : (index + 1) * self._block_size]
             self._parent_hash = chain_hash(self._parent_hash, block.tobytes())
             hashes.append(self._parent_hash)

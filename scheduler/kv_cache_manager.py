@@ -42,6 +42,8 @@ class KVCacheManager:
 
     def num_blocks_to_take(self, request: Request, num_tokens: int, computed_blocks: Sequence[int] = ()) -> int:
         """How many free blocks `allocate_slots` would use up; reviving a free cached block uses it up."""
+        if not computed_blocks:  # of every decode in every step
+            return max(0, -(-num_tokens // self.block_size) - len(request.block_ids))
         num_revived = sum(self.pool.num_references(b) == 0 for b in computed_blocks)
         num_held = len(request.block_ids) + len(computed_blocks)
         return max(0, self.num_blocks_for(num_tokens) - num_held) + num_revived
@@ -58,6 +60,8 @@ class KVCacheManager:
             The blocks added to its table, hits first; None: too few are free, and nothing changed.
         """
         assert not computed_blocks or not request.block_ids, "hits are for an empty table"
+        if request.block_ids and num_tokens <= len(request.block_ids) * self.block_size:
+            return ()  # a decode whose last block has room
         if self.num_blocks_to_take(request, num_tokens, computed_blocks) > self.pool.num_free_blocks:
             return None
         is_start = not request.block_ids
@@ -100,12 +104,12 @@ class KVCacheManager:
 
     def commit(self, request: Request) -> None:
         """Let others find the blocks that its computed tokens fill."""
-        num_full = min(request.num_computed_tokens // self.block_size, len(request.block_hashes))
-        if not self._enable_prefix_caching or num_full <= request.num_registered_blocks:
+        num_full = request.num_computed_tokens // self.block_size
+        if num_full <= request.num_registered_blocks or not self._enable_prefix_caching:
             return
-        for index in range(request.num_registered_blocks, num_full):
+        for index in range(request.num_registered_blocks, min(num_full, len(request.block_hashes))):
             self.pool.register(request.block_ids[index], request.block_hashes[index])
-        request.num_registered_blocks = num_full
+            request.num_registered_blocks += 1
 
     def detach(self, request: Request) -> list[int]:
         """Empty the table and hand its references to the caller, who gives them to `release` later."""
