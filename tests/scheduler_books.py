@@ -55,8 +55,14 @@ class SchedulerBooks:
         self._computed: dict[str, int] = {}  # past everything updated
         self._pending: dict[str, int] = {}  # samples in flight
         self._num_preemptions: dict[str, int] = {}
+        self._num_lost: dict[str, int] = {}  # tokens computed before a preemption
+        self._started_s: dict[str, float] = {}  # the last time
         self._started_groups: set[str] = set()
         self._admitted: set[str] = set()
+        self.spared: set[str] = set()
+        """Of those that ran before the last step: those that a waiting request must not take from."""
+        self.border = num_blocks
+        """Blocks at or beyond it go to nobody."""
         self.num_copies = 0
         self.num_preemptions = 0
         self.num_started_prompt_tokens = 0
@@ -170,6 +176,7 @@ class SchedulerBooks:
         self._pending[name] = 0
         self._computed[name] = scheduled.num_computed_tokens
         self._started_groups.add(spec.group_id)
+        self._started_s[name] = self.now_s
         first_time = name not in self._admitted
         assert first_time == any(a.request_id == name for a in output.admissions)
         self._admitted.add(name)
@@ -194,25 +201,52 @@ class SchedulerBooks:
             self._leave(name, "expired")
 
     def _check_preempted(self, output: SchedulerOutput, running: dict[str, ModelSequence]) -> None:
-        """Victims are the least senior unpinned ones, and are preempted at most `max_preemptions` times."""
+        """Nobody is preempted more than `max_preemptions` times, or yields to its junior."""
         assert len(output.preempted) <= self.config.max_victims_per_step
         assert not set(output.preempted) & {s.request_id for s in output.scheduled}
+        stay = {n: s for n, s in running.items() if n not in output.preempted and n in self.live}
+        could_yield = {n: s for n, s in stay.items() if not self._is_pinned(n) and self._has_own_block(n)}
+        self.spared = {name for name in running if self._is_spared(name)}
         for name in output.preempted:
             assert name in running, f"{name} is preempted and does not run"
+            assert not self._is_pinned(name), f"{name} is preempted too often"
+            victim = running[name]
+            if all(one.rank >= victim.rank for n, one in self.live.items() if n not in output.preempted):
+                # Nobody of a higher class is there: it yielded to an equal, its senior, or for itself.
+                juniors = {n: s for n, s in could_yield.items() if s.seniority > victim.seniority}
+                assert all(s.rank == victim.rank and n in self.spared for n, s in juniors.items()), f"{juniors} stay"
+                assert not juniors or any(s.seniority < victim.seniority for s in stay.values()), f"{name} has juniors"
+        for name in output.preempted:
+            self._num_lost[name] = max(self._num_lost.get(name, 0), self._computed[name])
             self._num_preemptions[name] = self._num_preemptions.get(name, 0) + 1
             self.num_preemptions += 1
-            assert self._num_preemptions[name] <= self.config.max_preemptions
             for step in self.steps:
                 if any(p.sequence.request_id == name for p in step.parts):
                     step.void.add(name)
             sequence = self.live[name]
             del sequence.chain[sequence.num_committed_tokens :]
             self._stop_running(name)
-        for name in output.preempted:
-            for other, sequence in running.items():
-                if other not in output.preempted and other in self.live:
-                    is_pinned = self._num_preemptions.get(other, 0) >= self.config.max_preemptions
-                    assert is_pinned or sequence.seniority < self.live[name].seniority, f"{other} should have yielded"
+
+    def _is_pinned(self, name: str) -> bool:
+        return self._num_preemptions.get(name, 0) >= self.config.max_preemptions
+
+    def _is_spared(self, name: str) -> bool:
+        """Within a block of its end, or back for less than a second or two blocks of new tokens."""
+        spec, block_size = self.live[name].spec, self.config.block_size
+        if spec.num_prompt_tokens + max(spec.max_tokens - 1, 0) - self._positions[name] <= block_size:
+            return True
+        if not self._num_preemptions.get(name, 0):
+            return False
+        num_new = self._computed[name] - self._num_lost[name]
+        return num_new < 2 * block_size or self.now_s - self._started_s[name] < 1.0
+
+    def _has_own_block(self, name: str) -> bool:
+        """One that nobody else uses, and that may be handed out."""
+        others = {b for other, table in self._tables.items() if other != name for b in table}
+        for step in self.steps:
+            others.update(copy.source for copy in step.output.block_copies)
+            others.update(b for p in step.parts if p.sequence.request_id != name for b in p.table)
+        return any(b not in others and b < self.border for b in self._tables[name])
 
     def _check_starts(self, output: SchedulerOutput, starts: list[str]) -> None:
         if output.preempted:
@@ -220,6 +254,7 @@ class SchedulerBooks:
             for start in starts:
                 for victim in output.preempted:
                     assert self.live[start].rank < self.live[victim].rank, f"{victim} yields to its equal {start}"
+                    assert victim not in self.spared, f"{victim} was to be spared"
             grew = any(s.new_block_ids and s.request_id not in starts for s in output.scheduled)
             lacked = grew or "no_block_for_decode" in output.reasons
             assert starts or lacked or self.steps, f"{output.preempted} yield, and nobody gains"

@@ -56,15 +56,16 @@ class SchedulerModel(SchedulerBooks):
 
     def move_border(self, num_blocks: int | None) -> None:
         """From the next step on only blocks below the border go out; None: all."""
-        self.link = NO_LINK if num_blocks is None else LinkSnapshot(num_blocks=min(num_blocks, self.num_blocks))
+        self.border = self.num_blocks if num_blocks is None else min(num_blocks, self.num_blocks)
+        self.link = NO_LINK if num_blocks is None else LinkSnapshot(num_blocks=self.border)
 
     def _check_border(self, output: SchedulerOutput, used_before: set[int]) -> None:
         """Beyond the border only what is used already may be shared."""
-        border = self.num_blocks if self.link.num_blocks is None else self.link.num_blocks
         for scheduled in output.scheduled:
-            assert all(b < border or b in used_before for b in scheduled.new_block_ids), "a block beyond the border"
+            is_fine = all(b < self.border or b in used_before for b in scheduled.new_block_ids)
+            assert is_fine, "a block beyond the border"
         if not self.steps:
-            used = {b for table in self._tables.values() for b in table if b >= border}
+            used = {b for table in self._tables.values() for b in table if b >= self.border}
             assert output.demand.num_blocks_beyond == len(used)
 
     def _both(self, call: Callable[[Scheduler], T]) -> T:
