@@ -175,7 +175,7 @@ class StepBudget:
                 due_s = min(due_s, token_s)
             elif not request.num_pending_samples:
                 request.deadlines.rebase(earliest_s)
-        self._explain("deadline_lost")
+                self._explain("deadline_lost")
         return due_s
 
     def _tightest(

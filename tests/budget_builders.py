@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from scheduler.request import Request
-from scheduler.slo import DEFAULT_CLASSES
 from scheduler.token_deadlines import TokenDeadlines
-from tests.scheduler_builders import make_spec
+from tests.scheduler_builders import make_request
 
 ENDLESS = 10**6
 
@@ -42,12 +41,6 @@ def make_prefill(name: str, num_prompt_tokens: int, *, num_computed_tokens: int 
 def _request(
     name: str, num_prompt_tokens: int, max_tokens: int, deadlines: TokenDeadlines, *, is_protected: bool
 ) -> Request:
-    return Request(
-        spec=make_spec(name, num_prompt_tokens, max_tokens),
-        order=(0.0, 0.0, name, 0),
-        seniority=(0.0, 0.0, name, 0),
-        rank=0,
-        slo_class=DEFAULT_CLASSES[2],
-        is_protected=is_protected,
-        deadlines=deadlines,
-    )
+    request = make_request(name, num_prompt_tokens, max_tokens)
+    request.is_protected, request.deadlines = is_protected, deadlines
+    return request

@@ -51,7 +51,7 @@ def test_those_that_are_not_protected_or_are_lost_do_not_bound_it() -> None:
     assert budget.budget_s == pytest.approx(0.12)
     budget = make_budget()
     budget.choose_decodes(requests[:2], may_skip=False)
-    assert budget.budget_s == 0.2
+    assert budget.budget_s == 0.2 and budget.reasons == []
     assert make_budget(max_s=0.3).budget_s == 0.3
 
 
@@ -91,7 +91,7 @@ def test_a_stream_that_is_always_too_slow_neither_stops_prefill_nor_bounds_steps
     for _ in range(12):
         budget = make_budget(start_s=now_s)
         assert not budget.choose_decodes(streams, may_skip=True)
-        assert budget.budget_s == 0.2
+        assert budget.budget_s == 0.2 and budget.reasons == []
         chunks.append(budget.fit(make_prefill("p", 100_000), 100_000, 512))
         now_s += 0.2
         for stream in streams:
@@ -215,14 +215,15 @@ def test_the_prefix_counts_and_what_is_found_in_the_cache_is_prefix() -> None:
 
 
 def test_the_token_of_a_stream_in_flight_is_not_due_again() -> None:
-    request = make_decode("a", due_s=0.03, tpot_s=0.08)
+    request = make_decode("a", due_s=0.06, tpot_s=0.08)
     request.num_scheduled_tokens = request.num_pending_samples = 1
     budget = make_budget(start_s=0.025)
     budget.choose_decodes([request], may_skip=True)
-    assert budget.budget_s == pytest.approx(0.03 + 0.08 - 0.025)
-    budget = make_budget(start_s=0.1)
+    assert budget.budget_s == pytest.approx(0.06 + 0.08 - 0.025)
+    budget = make_budget(start_s=0.13)
     budget.choose_decodes([request], may_skip=True)
     assert request.deadlines.num_misses == 0, "its token may be out already"
+    assert budget.budget_s == 0.2 and budget.reasons == []
 
 
 def test_a_last_token_counts_as_a_decode() -> None:
