@@ -25,6 +25,11 @@ from scheduler.slo import SLOClasses
 from scheduler.token_deadlines import TokenDeadlines
 
 
+LENGTH_BIAS = 3.0
+"""In the order of `deadline`, a prompt's length counts so many times more than in its target: where not all can be in
+time, more of the short ones are."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyRights:
     """What a policy does beside ordering."""
@@ -82,6 +87,8 @@ class Policy:
             return (0, spec.arrival_s, spec.arrival_s, spec.group_id, group_index)
         slo_class = self.classes.get(spec.slo.granted)
         deadline_s = spec.arrival_s + spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
+        if self.name == "deadline":
+            deadline_s += LENGTH_BIAS * slo_class.ttft_per_1k_tokens_s * spec.num_prompt_tokens / 1000.0
         rank = 0 if self.name == "edf" else slo_class.rank
         return (rank, deadline_s, spec.arrival_s, spec.group_id, group_index)
 

@@ -46,7 +46,7 @@ from scheduler.waiting_queue import WaitingQueue
 
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
-SHARE_WINDOW_S = 2.0
+SHARE_WINDOW_S = 60.0
 """Over which a class gets its share of step time."""
 STEPS_PER_RESERVATION = 8
 """A class behind its share may cost protected deadlines once in so many steps, by one tile."""
