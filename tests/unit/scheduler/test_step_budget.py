@@ -51,7 +51,7 @@ def test_those_that_are_not_protected_or_are_lost_do_not_bound_it() -> None:
     assert budget.budget_s == pytest.approx(0.12)
     budget = make_budget()
     budget.choose_decodes(requests[:2], may_skip=False)
-    assert budget.budget_s == 0.2 and budget.reasons == []
+    assert budget.budget_s == 0.2
     assert make_budget(max_s=0.3).budget_s == 0.3
 
 
@@ -91,7 +91,7 @@ def test_a_stream_that_is_always_too_slow_neither_stops_prefill_nor_bounds_steps
     for _ in range(12):
         budget = make_budget(start_s=now_s)
         assert not budget.choose_decodes(streams, may_skip=True)
-        assert budget.budget_s == 0.2 and budget.reasons == []
+        assert budget.budget_s == 0.2
         chunks.append(budget.fit(make_prefill("p", 100_000), 100_000, 512))
         now_s += 0.2
         for stream in streams:
