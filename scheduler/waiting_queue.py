@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Callable, Iterable
 
 from scheduler.class_lane import ClassLane
-from scheduler.request import OrderKey, Request, RequestSpec
+from scheduler.request import Request, RequestSpec
 
 
 def num_queued_tokens(spec: RequestSpec) -> int:
@@ -24,9 +23,7 @@ class WaitingQueue:
     Adding, removing and finding the first ones is O(log n), beside one memmove (8 bytes a request).
     """
 
-    def __init__(
-        self, num_blocks_for: Callable[[int], int], class_names: Iterable[str], *, is_fair: bool = True
-    ) -> None:
+    def __init__(self, num_blocks_for: Callable[[int], int], class_names: Iterable[str], *, is_fair: bool) -> None:
         """
         Args:
             class_names: the highest first.
@@ -35,7 +32,6 @@ class WaitingQueue:
         self._num_blocks_for = num_blocks_for
         self._lanes = {name: ClassLane(is_fair=is_fair) for name in class_names}
         self._parked: dict[str, list[Request]] = {}
-        self._by_order: list[tuple[OrderKey, Request]] = []
         self.num_requests = 0
         self.num_blocks = 0
         """Blocks that all of them need to start, prefix hits not counted."""
@@ -44,12 +40,11 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Let it wait for its turn. One that ran before keeps its place in the order."""
-        self._push(request)
+        self._lane_of(request).push(request)
         self._account(request, 1)
 
-    def _push(self, request: Request) -> None:
-        self._lanes[request.spec.slo.granted].push(request)
-        bisect.insort(self._by_order, (request.order, request))
+    def _lane_of(self, request: Request) -> ClassLane:
+        return self._lanes[request.spec.slo.granted]
 
     def park(self, request: Request) -> None:
         """Let it wait for its leader's prompt."""
@@ -60,15 +55,11 @@ class WaitingQueue:
     def unpark(self, leader_id: str) -> None:
         """The leader's prompt is computed, or it left: its choices take their turn."""
         for request in self._parked.pop(leader_id, ()):
-            self._push(request)
+            self._lane_of(request).push(request)
 
     def parked(self) -> list[Request]:
         """Those that wait for their leader's prompt."""
         return [request for siblings in self._parked.values() for request in siblings]
-
-    def head(self) -> Request | None:
-        """The first in order over all classes; parked ones have no turn."""
-        return self._by_order[0][1] if self._by_order else None
 
     def heads(self) -> list[Request]:
         """The first of each class that has any, the highest class first; parked ones have no turn."""
@@ -82,7 +73,7 @@ class WaitingQueue:
             KeyError: it has no turn here.
         """
         assert not request.is_relegated, f"{request.request_id} is relegated already"
-        lane = self._lanes[request.spec.slo.granted]
+        lane = self._lane_of(request)
         if not lane.remove(request):
             raise KeyError(request.request_id)
         request.is_relegated = True
@@ -97,9 +88,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Raises KeyError: it does not wait here."""
-        if self._lanes[request.spec.slo.granted].remove(request):
-            del self._by_order[bisect.bisect_left(self._by_order, request.order, key=_order)]
-        else:
+        if not self._lane_of(request).remove(request):
             self._remove_parked(request)
         self._account(request, -1)
 
@@ -148,7 +137,3 @@ class WaitingQueue:
             members = [r.spec for r in here if r.spec.slo.granted == name]
             assert self.num_requests_by_class[name] == len(members)
             assert self.num_tokens_by_class[name] == sum(map(num_queued_tokens, members))
-
-
-def _order(entry: tuple[OrderKey, Request]) -> OrderKey:
-    return entry[0]

@@ -28,7 +28,7 @@ class Desk:
         config = SchedulerConfig(
             max_num_seqs=2, max_queued_requests=max_queued_requests, block_size=BLOCK_SIZE, max_num_batched_tokens=8
         )
-        self.queue = WaitingQueue(lambda num_tokens: -(-num_tokens // BLOCK_SIZE), CLASSES.names)
+        self.queue = WaitingQueue(lambda num_tokens: -(-num_tokens // BLOCK_SIZE), CLASSES.names, is_fair=True)
         self.running = RunningSet()
         self.pool = BlockPool(NUM_BLOCKS)
         self.taken: list[int] = []
