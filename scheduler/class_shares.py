@@ -13,15 +13,15 @@ class ClassShares:
     debt, and a class that has nothing to do earns nothing. After Shreedhar and Varghese, Deficit Round Robin
     (SIGCOMM 1995).
 
-    Where a class that is owed gets the whole next step, and the window is longer than the longest step / the smallest
+    Where a class that is owed gets the whole next step, and each window is longer than the longest step / the smallest
     share, no deficit exceeds share * (window + step) + (classes - 1) * step.
     """
 
-    def __init__(self, shares: Mapping[str, float], window_s: float) -> None:
+    def __init__(self, shares: Mapping[str, float], windows_s: Mapping[str, float]) -> None:
         """
         Args:
             shares: of step time, 0..1 each, by class; 1 in all at most. At equal need, the first is owed first.
-            window_s: seconds of step time by which a class may be behind.
+            windows_s: seconds of step time by which a class may be behind, by class: as long as it can wait.
 
         Raises:
             ValueError: a share lies outside 0..1, they exceed 1 in all, or the window is not above 0.
@@ -31,10 +31,11 @@ class ClassShares:
                 raise ValueError(f"class {name!r}: share is {share}, it must lie in 0..1")
         if sum(shares.values()) > 1.0 + 1e-9:
             raise ValueError(f"shares add up to {sum(shares.values()):.3f}, the limit is 1")
-        if not window_s > 0.0:
-            raise ValueError(f"window_s is {window_s}, it must be above 0")
+        for name in shares:
+            if not windows_s[name] > 0.0:
+                raise ValueError(f"class {name!r}: the window is {windows_s[name]} s, it must be above 0")
         self._shares = dict(shares)
-        self._window_s = window_s
+        self._windows_s = {name: windows_s[name] for name in shares}
         self._deficits_s = dict.fromkeys(shares, 0.0)
 
     def observe(self, duration_s: float, tokens_by_class: Mapping[str, int], backlogged: Collection[str]) -> None:
@@ -55,10 +56,12 @@ class ClassShares:
 
     def owed(self) -> str | None:
         """The class that is behind by most of its windows, if by more than one; None: all have their shares."""
-        most, name = self._window_s, None
+        most, name = 1.0, None
         for candidate, share in self._shares.items():
-            if share > 0.0 and self._deficits_s[candidate] > share * most:
-                most, name = self._deficits_s[candidate] / share, candidate
+            if share > 0.0:
+                num_windows = self._deficits_s[candidate] / (share * self._windows_s[candidate])
+                if num_windows > most:
+                    most, name = num_windows, candidate
         return name
 
     def deficit_s(self, name: str) -> float:

@@ -46,8 +46,8 @@ from scheduler.waiting_queue import WaitingQueue
 
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
-SHARE_WINDOW_S = 60.0
-"""Over which a class gets its share of step time."""
+SHARE_WINDOW = 0.1
+"""Of the time after which its requests expire: over that a class gets its share of step time."""
 STEPS_PER_RESERVATION = 8
 """A class behind its share may cost protected deadlines once in so many steps, by one tile."""
 MAX_MISFITS_PER_STEP = 4
@@ -94,7 +94,7 @@ class Scheduler:
         self._limits = BudgetLimits(max_s=config.max_step_s, long_prompt_tokens=config.long_prompt_tokens)
         self._tile = ChunkTile(self._budget_model, config.block_size, config.max_num_batched_tokens)
         self._pace = PrefillPace(self._tile.s_per_token)
-        self._shares = ClassShares({c.name: c.share for c in classes}, SHARE_WINDOW_S) if rights.has_shares else None
+        self._shares = _shares_of(classes) if rights.has_shares else None
         self._starter = Starter(
             config,
             self._starts,
@@ -511,6 +511,10 @@ class Scheduler:
         block_ids = self._kv.detach(request)
         if not self._steps.hold(request, block_ids):
             self._kv.release(block_ids)
+
+
+def _shares_of(classes: SLOClasses) -> ClassShares:
+    return ClassShares({c.name: c.share for c in classes}, {c.name: SHARE_WINDOW * c.max_wait_s for c in classes})
 
 
 def _order(request: Request) -> OrderKey:
