@@ -7,6 +7,7 @@ corrections are.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 
@@ -114,22 +115,20 @@ class LatencyModel:
 
         if max_tokens < 1 or not is_within(1):
             return 0
-        low = 1  # within the budget
-        for end in self._ends(features, max_tokens):
-            if is_within(end):
-                low = max(low, end)
-                continue
-            if end == low + 1:
-                return low
-            chunk = features.with_chunk(low, prefix_tokens, samples=True)
-            found = min(low + self._extension(chunk, prefix_tokens + low, budget_s, link), end - 1)
-            # What rounding of the root may have moved by one.
-            while found > low and not is_within(found):
-                found -= 1
-            while found + 1 < end and is_within(found + 1):
-                found += 1
-            return found
-        return low
+        ends = self._ends(features, max_tokens)
+        num_within = bisect.bisect_left(ends, True, key=lambda end: not is_within(end))
+        low = ends[num_within - 1] if num_within else 1  # within the budget
+        if num_within == len(ends) or ends[num_within] == low + 1:
+            return low
+        end = ends[num_within]
+        chunk = features.with_chunk(low, prefix_tokens, samples=True)
+        found = min(low + self._extension(chunk, prefix_tokens + low, budget_s, link), end - 1)
+        # What rounding of the root may have moved by one.
+        while found > low and not is_within(found):
+            found -= 1
+        while found + 1 < end and is_within(found + 1):
+            found += 1
+        return found
 
     def check(self) -> None:
         """Assert what must hold between two calls."""
@@ -153,11 +152,14 @@ class LatencyModel:
         """The largest part of a step that is of `kind`, at most its own."""
         limit = self._coefficients.prefill_step_tokens
         if kind is StepKind.DECODE and features.prefill_tokens:
-            return dataclasses.replace(
-                features,
-                prefill_tokens=0,
-                prefill_pairs=0.0,
-                num_samples=min(features.num_samples, features.num_decodes),
+            num_decodes = features.num_decodes
+            return StepFeatures(
+                0,
+                num_decodes,
+                features.decode_context_tokens,
+                features.max_decode_context_tokens,
+                0.0,
+                min(features.num_samples, num_decodes),
             )
         if kind is StepKind.MIXED and features.prefill_tokens > limit:
             return dataclasses.replace(features, prefill_tokens=limit)
