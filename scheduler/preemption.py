@@ -88,14 +88,14 @@ class Preemption:
         # At most one block for each that decodes: where that is there anyway, nobody is looked at.
         if num_seats <= 0 and num_blocks + self._watermark_blocks + num_running <= 0:
             return []
-        num_blocks += sum(map(self._num_blocks_for_token, self._running)) + self._watermark_blocks
-        if num_seats <= 0 and num_blocks <= 0:
-            return []
-        if self._num_tokens_before(head) >= self._config.max_num_batched_tokens:
+        num_tokens, num_token_blocks = self._taken_before(head)
+        num_blocks += num_token_blocks + self._watermark_blocks
+        if (num_seats <= 0 and num_blocks <= 0) or num_tokens >= self._config.max_num_batched_tokens:
             return []
         candidates = [r for r in self._eligible(self._running.below(head.rank)) if not self._is_spared(r, now_s)]
-        if sum(len(r.block_ids) + 1 for r in candidates) + self._watermark_blocks < num_blocks:
-            return []
+        most = heapq.nlargest(max_victims, (len(r.block_ids) + 1 for r in candidates))
+        if sum(most) + self._watermark_blocks < num_blocks:
+            return []  # whatever they share: before anything is counted block by block
         need = _Need(
             num_blocks, num_seats, max_victims, frozenset(shared_blocks),
             counts_tokens=True, num_blocks_if_all=self._watermark_blocks,
@@ -198,10 +198,19 @@ class Preemption:
             return 0
         return self._kv.num_blocks_to_take(request, request.position + 1)
 
-    def _num_tokens_before(self, head: Request) -> int:
-        """Tokens of the step that running requests get before a waiting one: decodes, and prefills due earlier."""
-        wanted = ((r, r.num_tokens_to_compute) for r in self._running)
-        return sum(n for r, n in wanted if n == 1 or r.order < head.order)
+    def _taken_before(self, head: Request) -> tuple[int, int]:
+        """What running requests take of the step before a waiting one: tokens of decodes and of prefills due earlier,
+        and blocks of decodes.
+        """
+        num_tokens = num_blocks = 0
+        for request in self._running:
+            wanted = request.num_tokens_to_compute
+            if wanted == 1:
+                num_tokens += 1
+                num_blocks += self._kv.num_blocks_to_take(request, request.position + 1)
+            elif request.order < head.order:
+                num_tokens += wanted
+        return num_tokens, num_blocks
 
 
 def _num_until_enough(counts: Iterable[int], num_blocks: int, num_victims: int) -> int | None:
