@@ -150,6 +150,20 @@ def test_prefill_below_the_time_of_the_copies_is_free_and_always_filled() -> Non
     assert budget.reasons == ["over_budget"]
 
 
+def test_beside_copies_that_may_be_slow_prefill_keeps_to_their_median() -> None:
+    """At the 95th percentile the copies break the budget: what fits below that would break it every time."""
+    uneven = LinkSnapshot(h2d=LinkDirection(2e9, 1e9), num_streamed_layers=100)
+    for max_s, limit_s in ((0.2, 0.13), (0.05, 0.101)):
+        budget = make_budget(link=uneven, max_s=max_s)
+        budget.choose_decodes([make_decode("a", due_s=0.13)], may_skip=True)
+        num_tokens = budget.fit(make_prefill("p", 1000), 1000, 512)
+        assert num_tokens > 0
+        steady = LinkSnapshot(h2d=LinkDirection(2e9, 2e9), num_streamed_layers=100)
+        filled = decodes(101).with_chunk(num_tokens, 0, samples=False)
+        assert EXACT.p95_s(filled, steady) <= limit_s
+        assert EXACT.p95_s(filled, uneven) == EXACT.p95_s(decodes(101), uneven)
+
+
 def test_the_first_prompt_of_an_idle_engine_is_computed_however_slow_a_step_is() -> None:
     heavy = LatencyModel(make_coefficients(rows=Ramp(3.0, (256.0,), (1e-3,))))
     assert make_budget(heavy, max_s=0.01).fit(make_prefill("p", 1000), 1000, 512) >= BLOCK_SIZE
