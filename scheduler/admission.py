@@ -68,7 +68,8 @@ class AdmissionControl:
         self._limits = ServableLimits(config, pool.num_blocks, max_model_len)
         self._book: PromiseBook | None = None
         self._promises: PromiseTest | None = None
-        if latency is not None and config.admission == "promise":
+        # Steps that end where tokens end, whatever is due, keep no pace: fcfs makes no promises.
+        if latency is not None and config.admission == "promise" and config.scheduler_policy != "fcfs":
             self._book = PromiseBook(config, classes, pool)
             self._promises = PromiseTest(
                 config, classes, max_model_len, watermark_blocks, queue, running, pool, latency, self._book

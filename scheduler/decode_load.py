@@ -84,6 +84,13 @@ class DecodeLoad:
         """A step of decodes at the 95th percentile, the link's floor included."""
         return self._model.p95_s(batch.features(tightest_s, skips=self._skips), self._link)
 
+    def rows(self, batch: VirtualBatch, budget_s: float) -> StepFeatures:
+        """The decodes of a step with prefill: all of them, for rows are left out only where they do not fit."""
+        everybody = batch.features(budget_s, skips=False)
+        if not self._skips or self._model.p95_s(everybody, self._link) <= budget_s * (1.0 - PREFILL_RESERVE):
+            return everybody
+        return batch.features(budget_s, skips=True)
+
     def allows(self, running: Iterable[Request], newcomer: Request) -> bool:
         """Whether the protected requests of its class and of higher ones still get their tokens in time beside it.
 

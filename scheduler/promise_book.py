@@ -16,8 +16,6 @@ from scheduler.slo import SLOClass, SLOClasses
 
 ROUNDING_S = 1e-9
 """Sums of seconds are not exact."""
-_BEFORE_ALL = -1
-"""Rank of what is served before every promise."""
 
 
 def is_guaranteed(slo_class: SLOClass) -> bool:
@@ -60,13 +58,8 @@ class PromiseBook:
         return self._now_s
 
     def place(self, spec: RequestSpec, slo_class: SLOClass, index: int) -> ServiceKey:
-        """Of a request in the order of service of the policy."""
-        name = self._config.scheduler_policy
-        if name == "fcfs":
-            return 0, spec.arrival_s, spec.group_id, index
-        rank = slo_class.rank if name == "priority" else 0
-        if name == "deadline" and not is_guaranteed(slo_class):
-            rank = _BEFORE_ALL
+        """Of a request in the order of service of the policy; of `deadline` by rank, the worst that it comes to."""
+        rank = 0 if self._config.scheduler_policy == "edf" else slo_class.rank
         due_s = spec.arrival_s + spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
         return rank, due_s, spec.group_id, index
 
@@ -167,7 +160,7 @@ class PromiseBook:
 
     def _precedes(self, slo_class: SLOClass) -> bool:
         """Whether requests of a class without promises may be served before one with a promise."""
-        return self._config.scheduler_policy in ("fcfs", "edf") or slo_class.rank < self._last_rank
+        return self._config.scheduler_policy == "edf" or slo_class.rank < self._last_rank
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that what is kept is of these live requests."""

@@ -216,7 +216,7 @@ class PromiseTest:
 
     def _yields(self, request: Request, slo_class: SLOClass) -> bool:
         """Whether a running request gives its seat and blocks to one of a class, and nobody's promise is broken."""
-        if is_guaranteed(request.slo_class) or self._config.scheduler_policy == "fcfs":
+        if is_guaranteed(request.slo_class):
             return False
         return request.slo_class.rank > slo_class.rank and request.num_preemptions < self._config.max_preemptions
 
@@ -269,10 +269,10 @@ class PromiseTest:
             for spec, num in zip(group, num_cached, strict=True)
             if spec.leader_id is None
         )
-        features = load.batch.features(load.guaranteed_s, skips=self._config.scheduler_policy == "deadline")
+        budget_s = min(load.protected_s, self._config.max_step_s)
         waiting = sum(self._queue.num_tokens_by_class.values())
         num_tokens = load.num_prefill_tokens + waiting + work.num_tokens
-        quote = self._prefills.beside(features, min(load.protected_s, self._config.max_step_s), num_tokens, self._link)
+        quote = self._prefills.beside(self._decodes.rows(load.batch, budget_s), budget_s, num_tokens, self._link)
         if quote is None:
             return Shortfall(
                 f"the decodes beside it leave no time for its prompt, the target is {target_s:.3g} s",
