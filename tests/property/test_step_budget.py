@@ -108,7 +108,7 @@ def test_the_budget_is_the_smallest_slack_that_can_still_be_kept(step: Step, may
         assert again.budget_s == pytest.approx(expected_s), "without the lost it would be another one"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(steps(min_decodes=1))
 def test_the_loosest_are_left_out_as_far_as_they_can_spare_it(step: Step) -> None:
     """Invariant 11, and against trying every number of decodes to keep."""
@@ -141,7 +141,7 @@ PROMPTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(steps(), PROMPTS, st.integers(1, 300))
 def test_chunks_are_the_longest_that_keep_the_budget(
     step: Step, prompts: list[tuple[int, int, int]], num_tokens_left: int
