@@ -201,6 +201,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     overhead_s: float
     """Of it, the engine's own Python: schedule, update and messages."""
     predicted_s: float | None
+    budget_s: float | None = None
+    """Time that prefill may fill; None: bounded by tokens alone."""
+    reasons: tuple[str, ...] = ()
+    """Why something was not scheduled, as in `scheduler.output.SchedulerOutput`."""
     num_running: int
     num_waiting: int
     num_waiting_by_class: dict[str, int]

@@ -30,6 +30,8 @@ def step_stats(
         step_s=step_s,
         overhead_s=overhead_s,
         predicted_s=output.predicted_s,
+        budget_s=output.budget_s,
+        reasons=output.reasons,
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
         num_waiting_by_class=scheduler.num_waiting_by_class,

@@ -55,6 +55,18 @@ class EngineMetrics:
             buckets=ERROR_RATIO,
             registry=registry,
         )
+        self._budget = Histogram(
+            "headrace_step_budget_seconds",
+            "Time until the tightest deadline of a step: what prefill beside decodes may fill.",
+            buckets=STEP_S,
+            registry=registry,
+        )
+        self._reasons = Counter(
+            "headrace_steps_limited",
+            "Steps that left something out, by why; a step can have several reasons.",
+            ("reason",),
+            registry=registry,
+        )
         for name in self._names:
             self._waiting.labels(name)
 
@@ -165,6 +177,7 @@ class EngineMetrics:
             self._step.observe(stats.step_s)
             self._overhead.observe(stats.overhead_s)
             self._observe_prediction(stats)
+            self._observe_limits(stats)
         self._last_step_id = stats.step_id
 
     def waiting_by_class(self) -> dict[str, int]:
@@ -177,6 +190,12 @@ class EngineMetrics:
             return
         self._predicted.observe(stats.predicted_s)
         self._error.observe(abs(stats.predicted_s / stats.step_s - 1.0))
+
+    def _observe_limits(self, stats: StepStats) -> None:
+        if stats.budget_s is not None:
+            self._budget.observe(stats.budget_s)
+        for reason in stats.reasons:
+            self._reasons.labels(reason).inc()
 
     def _forget(self) -> None:
         self._last_counts = dict.fromkeys(_COUNTED, 0)

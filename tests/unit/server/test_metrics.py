@@ -100,6 +100,18 @@ def test_predicted_steps_are_shown_beside_measured_ones(metrics: Metrics) -> Non
     assert _value(samples, "headrace_step_prediction_error_ratio_bucket", le="0.3") == 3
 
 
+def test_what_bounds_a_step_is_shown(metrics: Metrics) -> None:
+    for step_id, (budget_s, reasons) in enumerate(((None, ()), (0.03, ("no_time",)), (0.2, ("no_time", "no_seat")))):
+        outputs = _stats(step_id)
+        stats = msgspec.structs.replace(outputs.stats, budget_s=budget_s, reasons=reasons)
+        metrics.on_step(msgspec.structs.replace(outputs, stats=stats))
+    samples = _samples(metrics)
+    assert _value(samples, "headrace_step_budget_seconds_count") == 2
+    assert _value(samples, "headrace_step_budget_seconds_sum") == pytest.approx(0.23)
+    assert _value(samples, "headrace_steps_limited_total", reason="no_time") == 2
+    assert _value(samples, "headrace_steps_limited_total", reason="no_seat") == 1
+
+
 def test_vllms_names_are_there(metrics: Metrics) -> None:
     metrics.on_engine_ready(_ready())
     samples = _samples(metrics)
