@@ -72,16 +72,26 @@ class InProcessEngine:
         self.stats: StepStats | None = None
 
     def submit(
-        self, group_id: str, prompts: Sequence[Sequence[int]], *, n: int = 1, slo: str = "standard", **options: Any
+        self,
+        group_id: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int = 1,
+        slo: str = "standard",
+        tpot_s: float | None = None,
+        **options: Any,
     ) -> None:
-        """Put a group into the inbox of the next turn; `options` are those of SamplingParams, greedy by default."""
+        """Put a group into the inbox of the next turn; `options` are those of SamplingParams, greedy by default.
+
+        `tpot_s` is a target of its own.
+        """
         sampling = SamplingParams(**({"max_tokens": 16, "temperature": 0.0} | options))
         message = AddGroup(
             group_id=group_id,
             prompts=tuple(tuple(prompt) for prompt in prompts),
             n=n,
             sampling=sampling,
-            slo=SLORequest(requested=slo, granted=slo),
+            slo=SLORequest(requested=slo, granted=slo, tpot_s=tpot_s),
             arrival_s=self.clock.now_s(),
         )
         self._inbox.append(message)

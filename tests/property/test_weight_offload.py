@@ -13,9 +13,20 @@ from engine.weights import LoadedModel, load_model
 from kernels.native_library import NativeLibrary
 from offload.errors import OffloadError
 from offload.plan import OffloadPlan
+from offload.residency_controller import SPARE_TO_RAISE
 from offload.transfer import Direction
+from scheduler.output import MemoryDemand, SchedulerOutput
 from tests.in_process_engine import InProcessEngine
-from tests.offload_rig import MIN_STREAMED, NUM_LAYERS, NUM_SLOTS, OPTIONS, opened
+from tests.offload_rig import (
+    MAX_STREAMED,
+    MIN_STREAMED,
+    NUM_LAYERS,
+    NUM_SLOTS,
+    OPTIONS,
+    S_PER_STREAMED_LAYER,
+    Rig,
+    opened,
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +124,108 @@ def test_a_class_holds_down_what_is_streamed(deep_model_path: Path, native_libra
             seen.append((outputs.stats.offload.num_streamed_layers, engine.generated["interactive1", 0].finish_reason))
         assert max(k for k, finished in seen if finished is None) <= 2
         assert all(g.finish_reason == "length" for g in engine.generated.values())
+
+
+def test_a_promise_of_its_own_holds_down_what_is_streamed(deep_model_path: Path, native_library: NativeLibrary) -> None:
+    """A client's target that the plan keeps with 3 layers and not with 4, while more are wanted; then nobody's."""
+    with opened(deep_model_path, native_library) as rig:
+        engine = rig.engine()
+        tpot_s = 3.5 * S_PER_STREAMED_LAYER / (1.0 - SPARE_TO_RAISE)
+        engine.submit("tight", [[7, 8, 9]], tpot_s=tpot_s, max_tokens=40)
+        engine.turn()
+        run_load(engine, 5)
+        seen = []
+        while engine.core.num_live_choices:
+            engine.turn()
+            rig.offload.check()
+            seen.append((rig.weights.num_streamed, engine.generated["tight", 0].finish_reason))
+        assert max(k for k, finished in seen if finished is None) == 3
+        run_load(engine, 6, name="later")
+        engine.turn()
+        engine.turn()
+        assert rig.weights.num_streamed > 3
+        engine.run()
+
+
+def tell(rig: Rig, demand: MemoryDemand, now_s: float) -> int:
+    """One turn of the loop that computes nothing; what is streamed after it."""
+    rig.offload.begin(SchedulerOutput(0, now_s, (), demand=demand), now_s)
+    rig.offload.end()
+    rig.offload.check()
+    return rig.weights.num_streamed
+
+
+def settle(rig: Rig, demand: MemoryDemand, now_s: float, num_turns: int = 60) -> list[int]:
+    """The same demand for some turns, every copy done in between; each k that was reached."""
+    seen = []
+    for turn in range(num_turns):
+        seen.append(tell(rig, demand, now_s + turn * 1e-3))
+        rig.link.drain()
+    return seen
+
+
+def test_layers_come_back_at_once_and_stay_where_requests_were_late(
+    deep_model_path: Path, native_library: NativeLibrary
+) -> None:
+    with opened(deep_model_path, native_library) as rig:
+        rig.engine()
+        wanted = MemoryDemand(10_000, 0, ("standard",), 0.1, 0.03)
+        assert settle(rig, wanted, 0.0)[-1] == MAX_STREAMED
+        late = dataclasses.replace(wanted, decode_s=0.2, is_late=True)
+        seen = settle(rig, late, 1.0)
+        assert seen == sorted(seen, reverse=True) and seen[-1] == NUM_SLOTS, "below that nothing is copied"
+        assert set(settle(rig, wanted, 1.1)) == {NUM_SLOTS}, "where they were late it stays away"
+        assert settle(rig, wanted, 30.0)[-1] == MAX_STREAMED, "for a while"
+
+
+def test_blocks_in_use_beyond_the_border_are_waited_for_however_late(
+    deep_model_path: Path, native_library: NativeLibrary
+) -> None:
+    with opened(deep_model_path, native_library) as rig:
+        rig.engine()
+        settle(rig, MemoryDemand(10_000, 0, ("standard",), 0.1, 0.03), 0.0)
+        late = MemoryDemand(10_000, 3, ("standard",), 0.1, 0.2, True)
+        assert set(settle(rig, late, 1.0)) == {MAX_STREAMED}
+        border = rig.offload.snapshot().num_blocks
+        assert border == rig.weights.kv_blocks_at(MAX_STREAMED - 1), "nothing beyond it is handed out"
+        assert settle(rig, dataclasses.replace(late, num_blocks_beyond=0), 1.1)[-1] == NUM_SLOTS
+
+
+demands = st.tuples(
+    st.integers(0, 200),
+    st.sampled_from([0, 0, 0, 5]),
+    st.sampled_from([None, 0.025, 0.04, 0.055, 0.2]),
+    st.sampled_from([None, 0.01, 0.03, 0.05, 0.3]),
+    st.booleans(),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.3, 1.1, 12.0]),
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=st.lists(demands, min_size=1, max_size=15))
+def test_k_follows_any_demand_within_what_was_promised(
+    deep_model_path: Path, native_library: NativeLibrary, script
+) -> None:
+    """Up only for need and as far as the promise bears it; down one layer at a time; never up while one is late."""
+    with opened(deep_model_path, native_library) as rig:
+        rig.engine()
+        now_s, k = 0.0, rig.weights.num_streamed
+        for wanted, beyond, tpot_s, decode_s, is_slow, num_turns, pause_s in script:
+            is_late = is_slow and tpot_s is not None and decode_s is not None and decode_s > tpot_s
+            demand = MemoryDemand(wanted, beyond, ("standard",), tpot_s, decode_s, is_late)
+            for _ in range(num_turns):
+                before, k = k, tell(rig, demand, now_s)
+                rig.link.drain()
+                now_s += 0.01
+                assert MIN_STREAMED <= k <= MAX_STREAMED and k >= before - 1
+                if k > before:
+                    assert not (is_late and before > NUM_SLOTS)
+                    assert rig.weights.kv_blocks_at(k - 1) < wanted * 1.05 + 1, "one layer less would have done"
+                    if tpot_s is not None:
+                        assert S_PER_STREAMED_LAYER * k <= (1.0 - SPARE_TO_RAISE) * tpot_s
+                        assert decode_s is None or decode_s <= (1.0 - SPARE_TO_RAISE) * tpot_s
+            now_s += pause_s
 
 
 def test_a_step_that_moves_other_bytes_than_planned_is_noticed(
