@@ -55,6 +55,13 @@ class EngineConfig:
             "slower with PyTorch's operators."
         },
     )
+    predict_steps: bool = dataclasses.field(
+        default=True,
+        metadata={
+            "help": "Predict how long steps take, by a record of this machine; where the cache has none, the start "
+            "measures a brief one, about 2 s."
+        },
+    )
     event_log_path: str | None = dataclasses.field(
         default=None, metadata={"help": "Record every step's inputs to this file, for bit-identical replay."}
     )

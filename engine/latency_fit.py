@@ -19,7 +19,7 @@ from scheduler.step_features import StepFeatures
 
 
 def fit_latency(record: PerformanceRecord, streamed_bytes: int = 0) -> LatencyCoefficients:
-    """The coefficients of a whole step without or with streamed layers.
+    """The coefficients of a whole step without or with streamed layers; of a brief record, without.
 
     Args:
         streamed_bytes: copied for each streamed layer.
@@ -27,9 +27,12 @@ def fit_latency(record: PerformanceRecord, streamed_bytes: int = 0) -> LatencyCo
     Raises:
         ValueError: nothing was measured.
     """
+    alone = fit_measurements(record.measurements, record.fixed_s())
+    if record.measurements.is_brief:
+        return alone
     pace = record.link_bytes_per_s(Direction.H2D, Quantile.P50)
     return dataclasses.replace(
-        fit_measurements(record.measurements, record.fixed_s()),
+        alone,
         decode_slowdown=record.slowdown(True, pace),
         prefill_slowdown=record.slowdown(False, pace),
         streamed_layer_bytes=streamed_bytes,

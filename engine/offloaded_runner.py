@@ -68,7 +68,7 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
         placed.weights.kv_memory, None if library is None else NativeRowSampling(library),
     )  # fmt: skip
     built = describe_built(config, model, runner, num_blocks, limit, threads)
-    latency = fit_latency(result.record, streamed_layer_bytes(placed.plan))
+    latency = fit_latency(result.record, streamed_layer_bytes(placed.plan)) if engine.predict_steps else None
     return dataclasses.replace(built, offload=setup.manager(runner.kv_cache), latency=latency)
 
 

@@ -17,6 +17,7 @@ from engine.models.native_decoder import NativeDecoder
 from engine.sampling_params import SamplingParams
 from engine.weights import LoadedModel
 from kernels.attention.base import AttentionMetadata
+from kernels.row_sampling import RowSampling
 from offload.measurements import RowPoint
 from scheduler.config import SchedulerConfig
 from scheduler.scheduler import Scheduler
@@ -49,11 +50,21 @@ class TimedDecoder:
 
 
 def measure_overhead(
-    model: LoadedModel, config: SchedulerConfig, num_sequences: int, now_s: Callable[[], float]
+    model: LoadedModel,
+    config: SchedulerConfig,
+    num_sequences: int,
+    now_s: Callable[[], float],
+    sampling: RowSampling | None = None,
+    num_steps: int = NUM_STEPS,
 ) -> RowPoint:
-    """The real scheduler, runner and sampler decode `num_sequences` requests of one token."""
+    """The real scheduler, runner and sampler decode `num_sequences` requests of one token.
+
+    Args:
+        sampling: of the runner that will serve; see there.
+        num_steps: that are measured; one more computes.
+    """
     decoder = TimedDecoder(model.decoder, now_s)
-    num_tokens = NUM_STEPS + 2
+    num_tokens = num_steps + 2
     blocks_each = -(-(num_tokens + 1) // config.block_size)
     runner = ModelRunner(
         dataclasses.replace(model, decoder=cast(Any, decoder)),
@@ -62,6 +73,7 @@ def measure_overhead(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         num_tokens + 1,
+        sampling=sampling,
     )
     classes = SLOClasses()
     scheduler = Scheduler(config, classes, num_sequences * blocks_each + 1, num_tokens + 1)
@@ -70,7 +82,7 @@ def measure_overhead(
     arrival_s = clock.now_s()
     core.turn([_group(index, num_tokens, classes.default.name, arrival_s) for index in range(num_sequences)])
     samples_s = []
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         started_s, decoder.spent_s = now_s(), 0.0
         outputs = core.turn([])
         samples_s.append(max(now_s() - started_s - decoder.spent_s, 1e-9))

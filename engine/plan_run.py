@@ -18,7 +18,7 @@ from engine.offload_setup import workspace_bytes
 from engine.plan_config import PlanConfig
 from engine.plan_model import PlannedModel, built_in_model, model_in_files
 from engine.plan_report import PlanReport, PlanSubject, hardware_text, make_report
-from engine.profile_run import make_fingerprint
+from engine.record_cache import make_fingerprint
 from engine.runner_factory import load_kernels
 from offload.emulation import emulated_link_bytes_per_s
 from offload.errors import OffloadError

@@ -11,6 +11,7 @@ SHORT_CONTEXT_TOKENS = 64
 LONG_CONTEXT_TOKENS = 4096
 """Attention is straight in the context: longer ones need not be measured."""
 MIN_CHUNK_TOKENS = 16
+MIDDLE_BATCH = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +76,39 @@ def held_out_grid(limits: ProfileLimits) -> tuple[StepShape, ...]:
     prefills = [StepShape(1, chunk, chunk + index % 2 * _longest(limits, 1) // 5) for index, chunk in enumerate(chunks)]
     known = set(grid(limits))
     return tuple(shape for shape in _allowed(limits, [*decodes, *prefills]) if shape not in known)
+
+
+def brief_grid(limits: ProfileLimits) -> tuple[StepShape, ...]:
+    """A sketch of `grid`, the most needed first: what a decode takes, a token of prefill, a token of context."""
+    one, middle, most, *between = [
+        StepShape(batch, 1, min(SHORT_CONTEXT_TOKENS, _longest(limits, batch))) for batch in _brief_batches(limits)
+    ]
+    sizes = _doubling(MIN_CHUNK_TOKENS, min(limits.max_num_tokens, limits.max_context_tokens))
+    first, *others = [StepShape(1, size, size) for size in sorted({*sizes[::2], sizes[-1]})]
+    second = others[0] if others else first
+    behind = min(second.context_each + LONG_CONTEXT_TOKENS // 2, limits.max_context_tokens, limits.kv_tokens)
+    by_need = [
+        one, first, dataclasses.replace(one, context_each=_longest(limits, 1)), middle, second, most,
+        dataclasses.replace(second, context_each=behind), *others[1:],
+        dataclasses.replace(middle, context_each=_longest(limits, middle.num_sequences)), *between,
+    ]  # fmt: skip
+    # The steps up to the first chunk, for models so slow that only these tell how slow that is.
+    return _allowed(limits, [*by_need, *(StepShape(1, size, size) for size in (MIN_CHUNK_TOKENS // 2, 4))])
+
+
+def brief_held_out_grid(limits: ProfileLimits) -> tuple[StepShape, ...]:
+    """A decode and a chunk of `held_out_grid`, neither among the smallest."""
+    shapes = held_out_grid(limits)
+    decodes = [shape for shape in shapes if shape.tokens_each == 1]
+    chunks = [shape for shape in shapes if shape.tokens_each > 1]
+    return (*decodes[len(decodes) // 2 :][:1], *chunks[1:2])
+
+
+def _brief_batches(limits: ProfileLimits) -> list[int]:
+    """1, a middle one, the largest, then those between."""
+    most = limits.max_num_sequences
+    middle = min(MIDDLE_BATCH, most)
+    return [1, middle, most, *(batch for batch in _doubling(1, most) if batch not in (1, middle, most))]
 
 
 def _decodes(limits: ProfileLimits, batches: list[int], *, is_dense: bool) -> Iterator[StepShape]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +14,13 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.model_error import ModelError
 from engine.profile_grid import ProfileLimits
+from engine.record_cache import find_record, make_fingerprint
 from engine.runner_factory import load_kernels
-from kernels.native_library import NativeLibrary, build_library
+from kernels.native_library import NativeLibrary
 from offload.errors import OffloadError
-from offload.fingerprint import Fingerprint, digest_model, identify_processor
+from offload.fingerprint import Fingerprint
 from offload.record_check import ImplausibleRecordError, check_measurements
-from offload.record_file import (
-    RecordFileError,
-    RecordMismatchError,
-    make_directory,
-    read_record,
-    record_path,
-    records_directory,
-    write_record,
-)
+from offload.record_file import make_directory, record_path, records_directory, write_record
 from scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -97,7 +89,8 @@ def _obtain(
     library = load_kernels(engine.kernels, threads, os.environ)
     try:
         fingerprint = make_fingerprint(engine, threads, library)
-        path = record_path(records_directory(os.environ), fingerprint)
+        directory = records_directory(os.environ)
+        path = record_path(directory, fingerprint)
         known = None if is_forced else _known_record(path, fingerprint, scheduler)
         if known is not None:
             return ProfileResult(known, path, is_fresh=False)
@@ -109,67 +102,22 @@ def _obtain(
             record = _measure(engine, scheduler, fingerprint, threads, library, report, tools)
         _check(record)
         write_record(path, record)
+        record_path(directory, fingerprint, is_brief=True).unlink(missing_ok=True)  # this one says more
         return ProfileResult(record, path, is_fresh=True)
     finally:
         if library is not None:
             library.close()
 
 
-def make_fingerprint(engine: EngineConfig, threads: int, library: NativeLibrary | None) -> Fingerprint:
-    """Of what `engine` would compute with on this machine; nothing of the model is loaded.
-
-    Raises:
-        OSError: the model's files cannot be read.
-    """
-    import torch
-
-    from engine.dtype import resolve_dtype
-
-    processor = identify_processor()
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    stored = "stored" if engine.dtype == "auto" else engine.dtype
-    return Fingerprint(
-        device=processor.name,
-        processor_features=processor.features,
-        driver=f"{platform.system()} {platform.machine()}",
-        num_cores=affinity,
-        num_threads=threads,
-        model=digest_model(Path(engine.model_path)),
-        dtype=str(resolve_dtype(engine.dtype)).removeprefix("torch."),
-        weights=stored if engine.quantize is None else engine.quantize,
-        kernels=_kernels_text(library),
-        torch_version=str(torch.__version__),
-        is_batch_invariant=engine.batch_invariant,
-    )
-
-
-def _kernels_text(library: NativeLibrary | None) -> str:
-    if library is None:
-        return "torch"
-    return f"native {library.isa} {build_library(os.environ).stem.rpartition('-')[2]}"
-
-
 def _known_record(path: Path, fingerprint: Fingerprint, scheduler: SchedulerConfig) -> PerformanceRecord | None:
     """None: there is none, or none of use, which the log says."""
     try:
-        record = read_record(path, fingerprint)
+        return find_record(path, fingerprint, scheduler)
     except FileNotFoundError:
         return None
-    except (RecordFileError, RecordMismatchError, ImplausibleRecordError) as error:
+    except OffloadError as error:
         logger.warning("measuring anew: %s", error)
         return None
-    measured = record.measurements
-    sizes = (measured.max_num_sequences, measured.max_num_tokens)
-    if sizes[0] < scheduler.max_num_seqs or sizes[1] < scheduler.max_num_batched_tokens:
-        logger.warning(
-            "measuring anew: %s holds steps of up to %d sequences and %d tokens; %d and %d are allowed here",
-            path,
-            *sizes,
-            scheduler.max_num_seqs,
-            scheduler.max_num_batched_tokens,
-        )
-        return None
-    return record
 
 
 def _problem(record: PerformanceRecord) -> str | None:
@@ -204,6 +152,7 @@ def _measure(
 
     from engine.profiler import measure
     from engine.weights import load_model
+    from kernels.native.row_sampling import NativeRowSampling
     from offload.record import PerformanceRecord
 
     torch.set_num_threads(threads if library is None else 1)
@@ -215,11 +164,12 @@ def _measure(
         library=library,
         quantize=engine.quantize,
     )
+    sampling = None if library is None else NativeRowSampling(library)
     measurements = measure(
         model,
         scheduler,
         profile_limits(model, engine, scheduler),
-        tools or cpu_tools(),
+        dataclasses.replace(tools or cpu_tools(), sampling=sampling),
         lambda fraction: report("measuring", fraction),
     )
     return PerformanceRecord(fingerprint, measurements)

@@ -14,6 +14,7 @@ from engine.profile_grid import ProfileLimits, StepShape, grid, held_out_grid
 from engine.step_probe import StepProbe
 from engine.trials import Trial, repeat_in_turn, without_outliers
 from engine.weights import LoadedModel
+from kernels.row_sampling import RowSampling
 from offload.host_memory import allocate_host
 from offload.link import Link
 from offload.measurements import InterferencePoint, LayerPoint, LinkPoint, Measurements, RowPoint
@@ -39,6 +40,8 @@ class ProfileTools:
     """Opens a link that is held to that many bytes per second; None: as fast as it can."""
     allocate_device: Allocate = allocate_host
     """[n] uint8 of device memory."""
+    sampling: RowSampling | None = None
+    """Of the runner that will serve; None: PyTorch's."""
     now_s: Callable[[], float] = time.perf_counter
     link_sizes_bytes: Sequence[int] = SIZES_BYTES
     paces_bytes_per_s: Sequence[float | None] = DEFAULT_PACES_BYTES_PER_S
@@ -152,7 +155,7 @@ class _Profiler:
         numbers = sorted({1, max(1, self._limits.max_num_sequences // 8), self._limits.max_num_sequences})
         points = []
         for index, num in enumerate(numbers):
-            point = measure_overhead(self._model, self._config, num, self._tools.now_s)
+            point = measure_overhead(self._model, self._config, num, self._tools.now_s, self._tools.sampling)
             points.append(RowPoint(num, without_outliers(point.samples_s)[0]))
             tell((index + 1) / len(numbers))
         return tuple(points)

@@ -47,7 +47,7 @@ class BuiltRunner:
     offload: OffloadManager = dataclasses.field(default_factory=NoOffload)
     """Of the runner's weights."""
     latency: LatencyCoefficients | None = None
-    """What steps are predicted by; None where no performance record exists."""
+    """What steps are predicted by; None: nothing is predicted."""
     step_s_by_threads: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """What the probe measured for each number of threads that it tried; empty: somebody else chose."""
 
@@ -157,7 +157,9 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     # Here and not above: importing torch takes seconds, and a process with another runner has no need of it.
     import torch
 
+    from engine.brief_profiler import ServingParts
     from engine.model_runner import ModelRunner
+    from engine.serving_latency import find_or_measure_latency
     from engine.weights import load_model
     from kernels.native.row_sampling import NativeRowSampling
 
@@ -182,6 +184,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         model, library, step_s_by_threads = settle_threads(model, library)
     num_blocks, limit = serving_limits(config, model.config)
     report("making the KV cache", 0.0)
+    sampling = None if library is None else NativeRowSampling(library)
     runner = ModelRunner(
         model,
         num_blocks,
@@ -189,11 +192,15 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         limit,
-        sampling=None if library is None else NativeRowSampling(library),
+        sampling=sampling,
     )
     num_threads = threads if library is None else library.num_threads
+    latency = None
+    if engine.predict_steps:
+        parts = ServingParts(model, runner.kv_cache, sampling, scheduler, limit)
+        latency = find_or_measure_latency(engine, parts, library, num_threads, report)
     built = describe_built(config, model, runner, num_blocks, limit, num_threads)
-    return dataclasses.replace(built, step_s_by_threads=step_s_by_threads)
+    return dataclasses.replace(built, latency=latency, step_s_by_threads=step_s_by_threads)
 
 
 def describe_built(

@@ -19,13 +19,21 @@ _KV_VALUE = 0.01
 
 
 class StepProbe:
-    """Owns a KV region; sequences take its blocks in turn, and share them once there are more tokens than it holds."""
+    """Sequences take the blocks of a KV cache in turn, and share them once there are more tokens than it holds."""
 
-    def __init__(self, decoder: Decoder | NativeDecoder, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, decoder: Decoder | NativeDecoder, num_blocks: int, block_size: int, kv_cache: KVCache | None = None
+    ) -> None:
+        """
+        Args:
+            num_blocks: that may be overwritten, the first of the cache.
+            kv_cache: of a runner that does not compute meanwhile; None: one of its own.
+        """
         self._decoder = decoder
+        self._num_blocks = num_blocks
         self._block_size = block_size
-        self.kv_cache = KVCache(decoder.config, decoder.dtype, num_blocks, block_size)
-        self.kv_cache.region.fill_(_KV_VALUE)
+        self.kv_cache = kv_cache or KVCache(decoder.config, decoder.dtype, num_blocks, block_size)
+        self.kv_cache.region[:num_blocks].fill_(_KV_VALUE)
 
     @property
     def num_layers(self) -> int:
@@ -53,7 +61,7 @@ class StepProbe:
     def _metadata(self, shape: StepShape) -> AttentionMetadata:
         size, num_sequences = self._block_size, shape.num_sequences
         blocks_each = -(-shape.context_each // size)
-        tables = np.arange(num_sequences * blocks_each).reshape(num_sequences, -1) % len(self.kv_cache.region)
+        tables = np.arange(num_sequences * blocks_each).reshape(num_sequences, -1) % self._num_blocks
         positions = np.arange(shape.context_each - shape.tokens_each, shape.context_each)
         slots = tables[:, positions // size] * size + positions % size
         return AttentionMetadata(

@@ -7,7 +7,7 @@ second costs every point one repetition and its median none.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from offload.measurements import median
 
@@ -39,33 +39,39 @@ def repeat_in_turn(
         The samples of each trial.
     """
     started_s = now_s()
-    order = random.Random(0)
     samples: list[list[float]] = [[] for _ in trials]
     costs_s: list[float] = []
     for trial, taken in zip(trials, samples, strict=True):
         before_s = now_s()
         taken.append(trial())
         costs_s.append(max(now_s() - before_s, 1e-9))
-    targets = _repeats(costs_s, budget_s)
+    targets = repeats(costs_s, budget_s, MIN_REPEATS if MIN_REPEATS * sum(costs_s) <= budget_s else FEWEST_REPEATS)
     total_s = sum(cost * target for cost, target in zip(costs_s, targets, strict=True))
     done_s = sum(costs_s)
-    for repeat in range(1, max(targets, default=0)):
-        due = [index for index, target in enumerate(targets) if repeat < target]
-        order.shuffle(due)
-        for index in due:
-            if repeat >= FEWEST_REPEATS and now_s() - started_s > budget_s:
-                continue
-            samples[index].append(trials[index]())
-            done_s += costs_s[index]
-            progress(min(1.0, done_s / total_s))
+    for repeat, index in further_rounds(targets):
+        if repeat >= FEWEST_REPEATS and now_s() - started_s > budget_s:
+            continue
+        samples[index].append(trials[index]())
+        done_s += costs_s[index]
+        progress(min(1.0, done_s / total_s))
     progress(1.0)
     return samples
 
 
-def _repeats(costs_s: Sequence[float], budget_s: float) -> list[int]:
-    least = MIN_REPEATS if MIN_REPEATS * sum(costs_s) <= budget_s else FEWEST_REPEATS
+def repeats(costs_s: Sequence[float], budget_s: float, least: int) -> list[int]:
+    """How often each trial runs: `least` times, and more within an equal share of what the budget then has left."""
     spare_s = max(0.0, budget_s - least * sum(costs_s)) / max(1, len(costs_s))
     return [min(MAX_REPEATS, least + int(spare_s / cost)) for cost in costs_s]
+
+
+def further_rounds(targets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(repetition, index) of all but the first run of each trial, in rounds of changing order."""
+    order = random.Random(0)
+    for repeat in range(1, max(targets, default=0)):
+        due = [index for index, target in enumerate(targets) if repeat < target]
+        order.shuffle(due)
+        for index in due:
+            yield repeat, index
 
 
 def without_outliers(samples: Sequence[float]) -> tuple[tuple[float, ...], int]:

@@ -171,6 +171,11 @@ class NativeLibrary:
             )
 
     @property
+    def path(self) -> Path:
+        """Of the shared library; its name ends with a digest of sources and compiler."""
+        return self._path
+
+    @property
     def isa(self) -> str:
         """The instruction set in use."""
         name: bytes = self._library.hr_context_isa(self._open_context())

@@ -132,3 +132,5 @@ class Measurements:
     wall_s: float
     """That the profile took."""
     created_unix_s: float
+    is_brief: bool = False
+    """Of a start without a memory cap: few points, and nothing of the link."""

@@ -18,7 +18,7 @@ from offload.measurements import Measurements
 from offload.record import PerformanceRecord
 from offload.record_check import check_measurements
 
-VERSION = 1
+VERSION = 2
 """Of the file's form and of how its numbers are measured."""
 
 
@@ -53,9 +53,9 @@ def records_directory(environment: Mapping[str, str]) -> Path:
     return cache_directory(environment).parent / "records"
 
 
-def record_path(directory: Path, fingerprint: Fingerprint) -> Path:
-    """Where the record of this fingerprint lies or would lie."""
-    return directory / f"{fingerprint.digest}.json"
+def record_path(directory: Path, fingerprint: Fingerprint, *, is_brief: bool = False) -> Path:
+    """Where the record of this fingerprint lies or would lie; the brief one has a place of its own."""
+    return directory / f"{fingerprint.digest}{'.brief' if is_brief else ''}.json"
 
 
 def make_directory(path: Path) -> None:
@@ -99,15 +99,16 @@ def write_record(path: Path, record: PerformanceRecord) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_record(path: Path, expected: Fingerprint | None = None) -> PerformanceRecord:
+def read_record(path: Path, expected: Fingerprint | None = None, *, may_be_brief: bool = False) -> PerformanceRecord:
     """Read a record and check that its numbers are possible.
 
     Args:
         expected: of what is to be planned; None: of anything.
+        may_be_brief: it may lack the link, of which nothing is planned then.
 
     Raises:
         FileNotFoundError: nothing lies there.
-        RecordFileError: no record, of another version, or damaged.
+        RecordFileError: no record, of another version, damaged, or brief.
         ImplausibleRecordError: see `offload.record_check`.
         RecordMismatchError: the record is of something else than `expected`.
     """
@@ -130,6 +131,8 @@ def read_record(path: Path, expected: Fingerprint | None = None) -> PerformanceR
         raise RecordFileError(f"the record {path} is damaged ({error}); {again}") from error
     if expected is not None:
         check_fingerprint(path, document.fingerprint, expected)
+    if document.measurements.is_brief and not may_be_brief:
+        raise RecordFileError(f"the record {path} is a brief one, which holds nothing of the link; {again}")
     check_measurements(document.measurements)
     return PerformanceRecord(document.fingerprint, document.measurements)
 

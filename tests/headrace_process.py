@@ -33,10 +33,14 @@ def run_headrace(*arguments: str, environ: dict[str, str] | None = None) -> subp
 class HeadraceProcess:
     """`headrace serve` on a free port; a context manager that ends it."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, cache_path: Path | None = None) -> None:
+        """
+        Args:
+            cache_path: of models, kernels and records; None: the user's.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-m", "server", "serve", "--port", "0", *arguments],
-            env=_environment(None),
+            env=_environment(None if cache_path is None else {"HEADRACE_CACHE": str(cache_path)}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

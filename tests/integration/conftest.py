@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from kernels.native_library import cache_directory
 from tests.headrace_process import HeadraceProcess
 
 MODEL = "org/tiny"
@@ -29,8 +32,28 @@ class LiveServer:
         return sum(values)
 
 
+def _make_cache(path: Path) -> Path:
+    """With the user's kernels and records of its own: those of random models are nobody's."""
+    kernels = cache_directory(os.environ)
+    kernels.mkdir(parents=True, exist_ok=True)
+    (path / "kernels").symlink_to(kernels.resolve())
+    return path
+
+
 @pytest.fixture(scope="session")
-def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What servers of random models share."""
+    return _make_cache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def fresh_cache_path(tmp_path: Path) -> Path:
+    """Without a record."""
+    return _make_cache(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def live_server(tmp_path_factory: pytest.TempPathFactory, cache_path: Path) -> Iterator[LiveServer]:
     """Shared by many tests: leave it idle, and compare counters with what they were before.
 
     Its model has more layers than the usual tiny one: a thousand tokens take seconds, time enough to leave.
@@ -39,5 +62,5 @@ def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer
 
     model = make_tiny_llama(tmp_path_factory.mktemp("deep_llama"), num_hidden_layers=12)
     arguments = ("--served-model-name", MODEL, "--dtype", "float32", "--kv-cache-memory", "64MiB")
-    with HeadraceProcess(str(model), *arguments) as process:
+    with HeadraceProcess(str(model), *arguments, cache_path=cache_path) as process:
         yield LiveServer(process, process.wait_ready())

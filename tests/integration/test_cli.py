@@ -115,9 +115,10 @@ def ready_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny_server(tiny_model_path: Path, ready_file: Path) -> Iterator[tuple[HeadraceProcess, str]]:
+def tiny_server(tiny_model_path: Path, ready_file: Path, cache_path: Path) -> Iterator[tuple[HeadraceProcess, str]]:
     arguments = (str(tiny_model_path), "--served-model-name", "tiny", "--ready-file", str(ready_file))
-    with HeadraceProcess(*arguments, "--dtype", "float32", "--kv-cache-memory", "4MiB") as process:
+    arguments += ("--dtype", "float32", "--kv-cache-memory", "4MiB")
+    with HeadraceProcess(*arguments, cache_path=cache_path) as process:
         yield process, process.wait_ready()
 
 

@@ -108,10 +108,11 @@ def test_users_text_never_becomes_control_tokens_in_the_prompt(live_server: Live
 
 
 @pytest.fixture(scope="module")
-def small_server(tiny_model_path: Path) -> Iterator[LiveServer]:
+def small_server(tiny_model_path: Path, cache_path: Path) -> Iterator[LiveServer]:
     """Little KV memory (128 tokens) and a short stall limit; tests here break its engine."""
     arguments = ("--served-model-name", "tiny", "--dtype", "float32", "--kv-cache-memory", "64KiB")
-    with HeadraceProcess(str(tiny_model_path), *arguments, "--stall-timeout-s", "1") as process:
+    arguments += ("--stall-timeout-s", "1")
+    with HeadraceProcess(str(tiny_model_path), *arguments, cache_path=cache_path) as process:
         yield LiveServer(process, process.wait_ready(), "tiny")
 
 
@@ -205,12 +206,13 @@ def test_hostile_values_forge_no_line_in_the_log(small_server: LiveServer) -> No
     assert not [line for line in small_server.process.lines if line.startswith("FORGED") or "\x1b[31m" in line]
 
 
-def test_nothing_is_ready_before_a_token_was_made(tiny_model_path: Path) -> None:
+def test_nothing_is_ready_before_a_token_was_made(tiny_model_path: Path, cache_path: Path) -> None:
     """Case 13: from the first answer on, /readyz and /v1/models say 503 until a request is served."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    with HeadraceProcess(str(tiny_model_path), "--kv-cache-memory", "1MiB", "--port", f"{port}"):
+    arguments = (str(tiny_model_path), "--kv-cache-memory", "1MiB", "--port", f"{port}")
+    with HeadraceProcess(*arguments, cache_path=cache_path):
         seen = set()
 
         def is_ready() -> bool:

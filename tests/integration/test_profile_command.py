@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 import engine.profile_run
 from engine.config import EngineConfig
-from engine.profile_run import ProfileError, make_fingerprint, obtain_record
+from engine.profile_run import ProfileError, obtain_record
 from engine.profiler import ProfileTools
-from offload.record_file import read_record
+from engine.record_cache import make_fingerprint
+from offload.record import PerformanceRecord
+from offload.record_file import read_record, record_path, write_record
 from scheduler.config import SchedulerConfig
 from server.cli import app
 
@@ -101,6 +103,20 @@ def test_a_record_of_smaller_steps_is_measured_anew(tiny_model_path: Path, caplo
     assert larger.is_fresh and larger.path == first.path
     assert larger.record.measurements.max_num_tokens == 64
     assert "up to 4 sequences and 32 tokens; 4 and 64 are allowed here" in caplog.text
+
+
+def test_a_full_record_takes_the_place_of_the_brief_one(tiny_model_path: Path) -> None:
+    config = dataclasses.replace(ENGINE, model_path=str(tiny_model_path))
+    first = obtain_record(config, SCHEDULER, lambda *_: None)
+    brief = dataclasses.replace(
+        first.record.measurements, link=(), restart_samples_s=(), interference=(), is_brief=True
+    )
+    path = record_path(first.path.parent, first.record.fingerprint, is_brief=True)
+    write_record(path, PerformanceRecord(first.record.fingerprint, brief))
+    first.path.unlink()
+    second = obtain_record(config, SCHEDULER, lambda *_: None)
+    assert second.is_fresh and not second.record.measurements.is_brief
+    assert list(first.path.parent.iterdir()) == [first.path]
 
 
 def test_what_cannot_be_profiled_is_told_in_one_line(tmp_path: Path, tiny_model_path: Path) -> None:

@@ -159,8 +159,9 @@ def test_a_family_with_options_is_served_with_the_engines_options(
     model = make_model("phi3", **WIDE | sizes, rope_parameters=rope_parameters, sliding_window=20)
     model.save_pretrained(tmp_path)
     engine = EngineConfig(
-        str(tmp_path), "float32", "int8", kv_cache_memory_bytes=2**20, max_model_len_tokens=32, threads=1
-    )
+        str(tmp_path), "float32", "int8", kv_cache_memory_bytes=2**20, max_model_len_tokens=32, threads=1,
+        predict_steps=False,
+    )  # fmt: skip
     built = build_model_runner(ProcessConfig(engine, SchedulerConfig(), "", "", 0), lambda phase, fraction: None)
     assert (built.max_model_len, built.model_max_len) == (32, 128)
     assert built.num_blocks == 2**20 // (16 * 2 * 2 * 2 * 64 * 4)

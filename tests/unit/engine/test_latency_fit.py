@@ -8,6 +8,7 @@ import pytest
 
 from engine.latency_fit import features_of, fit_latency
 from offload.measurements import LayerPoint, median
+from offload.record import PerformanceRecord
 from offload.step_cost import Quantile
 from offload.step_load import StepLoad
 from offload.transfer import Direction
@@ -74,3 +75,10 @@ def test_a_record_without_steps_is_refused() -> None:
     empty = dataclasses.replace(RECORD, measurements=dataclasses.replace(RECORD.measurements, layers=()))
     with pytest.raises(ValueError, match="headrace profile --force"):
         fit_latency(empty)
+
+
+def test_a_brief_record_predicts_steps_that_stream_nothing_as_the_full_one_does() -> None:
+    measured = RECORD.measurements
+    brief = dataclasses.replace(measured, link=(), restart_samples_s=(), interference=(), is_brief=True)
+    fitted = fit_latency(PerformanceRecord(RECORD.fingerprint, brief))
+    assert fitted == dataclasses.replace(fit_latency(RECORD), decode_slowdown=1.0, prefill_slowdown=1.0)

@@ -18,7 +18,7 @@ from engine.plan_config import PlanConfig
 from engine.plan_model import built_in_model, built_in_names, model_in_files
 from engine.plan_report import PlanReport
 from engine.plan_run import ModelPlace, PlanError, plan_for_gpu, plan_for_this_machine, report_plan
-from engine.profile_run import make_fingerprint
+from engine.record_cache import make_fingerprint
 from engine.weights import load_model
 from offload.hardware import HARDWARE
 from offload.plan_request import PlanRequest

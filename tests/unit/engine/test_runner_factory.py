@@ -63,7 +63,7 @@ def test_a_runner_is_built_on_the_kernels_asked_for(
     threads_set: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads_set.append)
     engine = EngineConfig(
-        str(tiny_model_path), dtype="float32", kv_cache_memory_bytes=2**20, kernels=kernels, threads=2
+        str(tiny_model_path), "float32", kv_cache_memory_bytes=2**20, kernels=kernels, threads=2, predict_steps=False
     )  # type: ignore[arg-type]
     config = ProcessConfig(engine, SchedulerConfig(), "", "", 0)
     built = build_model_runner(config, lambda phase, fraction: None)
@@ -110,7 +110,7 @@ def test_threads_are_probed_unless_somebody_chose(
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     choice = _choose(monkeypatch, 1)
-    engine = EngineConfig(str(tiny_model_path), dtype="float32", kv_cache_memory_bytes=2**20)
+    engine = EngineConfig(str(tiny_model_path), dtype="float32", kv_cache_memory_bytes=2**20, predict_steps=False)
     phases: list[str] = []
     config = ProcessConfig(engine, SchedulerConfig(), "", "", 0)
     built = build_model_runner(config, lambda phase, fraction: phases.append(phase))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from offload.record import PerformanceRecord
 from offload.record_check import ImplausibleRecordError, check_measurements
 from offload.record_file import (
     RecordFileError,
@@ -59,6 +60,20 @@ def test_an_emulation_cap_is_not_part_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_record(path, make_record().capped(1e9, 1e9))
     assert read_record(path) == make_record()
+
+
+def test_a_brief_record_has_a_place_of_its_own_and_is_read_only_where_it_will_do(tmp_path: Path) -> None:
+    path = record_path(tmp_path, make_fingerprint(), is_brief=True)
+    assert path != record_path(tmp_path, make_fingerprint())
+    brief = dataclasses.replace(
+        make_measurements(), link=(), restart_samples_s=(), interference=(), held_out=(), is_brief=True
+    )
+    write_record(path, PerformanceRecord(make_fingerprint(), brief))
+    assert read_record(path, make_fingerprint(), may_be_brief=True).measurements == brief
+    with pytest.raises(RecordFileError, match="is a brief one, which holds nothing of the link; delete it and measure"):
+        read_record(path, make_fingerprint())
+    with pytest.raises(ImplausibleRecordError, match="both directions must have been measured"):
+        check_measurements(dataclasses.replace(brief, is_brief=False))
 
 
 def test_records_lie_in_the_cache_beside_the_models(tmp_path: Path) -> None:
@@ -129,7 +144,7 @@ def _changed(path: Path, change: Callable[[Document], None]) -> None:
 
 def test_another_version_is_refused(written: Path) -> None:
     _changed(written, lambda document: document.update(version=99, measurements={}))
-    with pytest.raises(RecordFileError, match="is a record of version 99, this build reads 1"):
+    with pytest.raises(RecordFileError, match="is a record of version 99, this build reads 2"):
         read_record(written)
 
 
