@@ -87,7 +87,7 @@ _BENCH_HELP = (
 )
 _PROFILE_HELP = (
     "Measure this machine with a model: layers, head, link, and what copying costs beside computing. The record is "
-    "kept in the cache, for `plan` and for `serve` with a memory cap; it holds for the options given here. Let nothing "
+    "kept in the cache, for `plan` and `serve`; it holds for the options given here. Let nothing "
     "else compute meanwhile."
 )
 _PLAN_HELP = (
