@@ -505,6 +505,7 @@ class Scheduler:
         self._groups.remove(request)
         self._queue.unpark(request.request_id)
         self._admission.left(request)
+        self._charge(request, 0, request.num_output_tokens % CHARGED_OUTPUT_TOKENS)
         return FinishedRequest(request.request_id, request.spec.group_id, reason)
 
     def _give_back(self, request: Request) -> None:
