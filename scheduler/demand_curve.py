@@ -14,8 +14,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-ServiceKey = tuple[int, float, str, int]
-"""Place in the order of service: rank, seconds, group id, place in the group."""
+from scheduler.request import OrderKey
 
 RUN_ENTRIES = 32
 """A run is split in two when it holds twice as many."""
@@ -71,7 +70,7 @@ class Lateness:
 
 @dataclasses.dataclass(slots=True)
 class _Entry:
-    key: ServiceKey
+    key: OrderKey
     due_s: float
     """Infinite: nothing was promised."""
     work: Work
@@ -106,7 +105,7 @@ class DemandCurve:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def put(self, request_id: str, key: ServiceKey, due_s: float, work: Work) -> None:
+    def put(self, request_id: str, key: OrderKey, due_s: float, work: Work) -> None:
         """It waits for a token due then; in the place of what was known of it.
 
         Args:
@@ -150,9 +149,7 @@ class DemandCurve:
         """Of all entries."""
         return Work(sum(r.num_tokens for r in self._runs), math.fsum(r.num_pairs for r in self._runs))
 
-    def lateness(
-        self, key: ServiceKey, due_s: float, work: Work, cost: WorkCost, now_s: float, lag_s: float
-    ) -> Lateness:
+    def lateness(self, key: OrderKey, due_s: float, work: Work, cost: WorkCost, now_s: float, lag_s: float) -> Lateness:
         """What becomes of the promises if `work`, due at `due_s`, is served in the place of `key`.
 
         A promise that cannot be kept even if its work came next is lost: it holds up nobody.
@@ -194,7 +191,7 @@ class DemandCurve:
             assert run.first_due_s == min(e.due_s for e in run.entries)
             assert all(e.work.num_tokens >= 0 for e in run.entries)
 
-    def _run_of(self, key: ServiceKey) -> int:
+    def _run_of(self, key: OrderKey) -> int:
         """Index of the run that holds `key`, or in which it has its place."""
         return max(bisect.bisect_right(self._runs, key, key=_first_key) - 1, 0)
 
@@ -214,9 +211,9 @@ def _worst(
     return worst_s
 
 
-def _key(entry: _Entry) -> ServiceKey:
+def _key(entry: _Entry) -> OrderKey:
     return entry.key
 
 
-def _first_key(run: _Run) -> ServiceKey:
+def _first_key(run: _Run) -> OrderKey:
     return run.entries[0].key

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.block_pool import BlockPool
 from scheduler.config import SchedulerConfig
-from scheduler.demand_curve import DemandCurve, ServiceKey, Work
+from scheduler.demand_curve import DemandCurve, Work
 from scheduler.output_lengths import OutputLengths
 from scheduler.promise_margin import PromiseMargin
 from scheduler.request import BlockHash, FinishReason, Request, RequestSpec
@@ -57,12 +57,6 @@ class PromiseBook:
         """When a request started or had a token; minus infinity before the first."""
         return self._now_s
 
-    def place(self, spec: RequestSpec, slo_class: SLOClass, index: int) -> ServiceKey:
-        """Of a request in the order of service of the policy; of `deadline` by rank, the worst that it comes to."""
-        rank = 0 if self._config.scheduler_policy == "edf" else slo_class.rank
-        due_s = spec.arrival_s + spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
-        return rank, due_s, spec.group_id, index
-
     def num_cached_tokens(self, spec: RequestSpec, block_hashes: Sequence[BlockHash]) -> int:
         """What its prompt would find in the prefix cache now; blocks may go before it starts, and others come.
 
@@ -99,8 +93,7 @@ class PromiseBook:
             work = self.work_of(spec, num_cached)
             due_s += spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached)
             due_s -= spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
-        key = self.place(spec, slo_class, request.order[-1])
-        self.curve.put(spec.request_id, key, due_s if is_promised else math.inf, work)
+        self.curve.put(spec.request_id, request.order, due_s if is_promised else math.inf, work)
 
     def started(self, request: Request, now_s: float) -> None:
         """It has a seat, and what it found in the prefix cache is known."""
@@ -112,8 +105,7 @@ class PromiseBook:
             promise.first_due_s = request.deadlines.next_s
         if spec.request_id in self.curve:
             due_s = math.inf if promise is None else request.deadlines.next_s
-            key = self.place(spec, request.slo_class, request.order[-1])
-            self.curve.put(spec.request_id, key, due_s, _work_left(request))
+            self.curve.put(spec.request_id, request.order, due_s, _work_left(request))
 
     def computed(self, request: Request) -> None:
         """More of its tokens are computed."""

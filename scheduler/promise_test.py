@@ -18,6 +18,7 @@ from scheduler.demand_curve import Work
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output_lengths import future_peak_blocks
+from scheduler.policy import Policy
 from scheduler.prefill_cost import PrefillCost
 from scheduler.promise_book import PromiseBook, is_guaranteed
 from scheduler.request import Request, RequestSpec
@@ -86,6 +87,7 @@ class PromiseTest:
         self._pool = pool
         self._model = model
         self._book = book
+        self._policy = Policy(config.scheduler_policy, classes)
         self._decodes = DecodeLoad(model, skips=config.scheduler_policy == "deadline")
         self._prefills = PrefillCost(model, config, max_model_len)
         self._link = NO_LINK
@@ -100,6 +102,9 @@ class PromiseTest:
 
         With nothing else there, it is refused only what cannot be kept even alone.
         """
+        if group[0].slo.granted != slo_class.name:
+            slo = dataclasses.replace(group[0].slo, granted=slo_class.name)
+            group = tuple(dataclasses.replace(spec, slo=slo) for spec in group)
         if not len(self._running) and not self._queue.num_requests:
             return self._short_alone(group, slo_class, now_s)
         short = self._short_beside(group, slo_class, now_s)
@@ -282,7 +287,7 @@ class PromiseTest:
         cost = quote.cost.stretched(stretch / (1.0 - self._share_of_others()))
         lag_s = quote.last_step_s * (2 if load.is_in_flight else 1) * stretch + self._seat_wait_s(load)
         due_s = first.arrival_s + target_s - self._config.egress_s
-        late = book.curve.lateness(book.place(first, slo_class, 0), due_s, work, cost, now_s, lag_s)
+        late = book.curve.lateness(self._policy.order(first, 0), due_s, work, cost, now_s, lag_s)
         if late.own_s > 0.0:
             expected_s = late.finish_s - first.arrival_s
             return Shortfall(
