@@ -104,8 +104,8 @@ class WeightOffload:
         self._controller = ResidencyController(plan)
         self._fence: int | None = None
         """The k to come down to once no block stands in its way."""
-        self._is_urgent = False
-        """It is for those who are late at this k."""
+        self._fence_reason = ""
+        """As in `ResidencyChange`."""
         self._last_step_bytes = 0
         self._totals = _Totals()
         set_border(weights.num_kv_blocks)
@@ -282,14 +282,14 @@ class WeightOffload:
             self._fence = None
             self._go_to(change.streamed_layers, change.reason)
         elif change is not None and self._fence is None:
-            self._fence, self._is_urgent = change.streamed_layers, change.reason in ("class", "late")
+            self._fence, self._fence_reason = change.streamed_layers, change.reason
         elif change is None and self._fence is not None and self._is_needed(need):
             self._fence = None
         elif self._fence is not None and demand.num_blocks_beyond == 0:
             fence, self._fence = self._fence, None
             # Those who are late at this k do not wait until the link is idle.
-            deadline_s = self._link.now_s() if self._is_urgent or change is not None else None
-            self._go_to(fence, "border clear", deadline_s)
+            is_urgent = change is not None or self._fence_reason in ("class", "late")
+            self._go_to(fence, self._fence_reason, self._link.now_s() if is_urgent else None)
 
     def _is_needed(self, need: ResidencyNeed) -> bool:
         """Whether coming down would leave too little memory by now."""

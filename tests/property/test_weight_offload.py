@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
@@ -165,8 +166,9 @@ def settle(rig: Rig, demand: MemoryDemand, now_s: float, num_turns: int = 60) ->
 
 
 def test_layers_come_back_at_once_and_stay_where_requests_were_late(
-    deep_model_path: Path, native_library: NativeLibrary
+    deep_model_path: Path, native_library: NativeLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "engine.weight_offload")
     with opened(deep_model_path, native_library) as rig:
         rig.engine()
         wanted = MemoryDemand(10_000, 0, ("standard",), 0.1, 0.03)
@@ -176,6 +178,8 @@ def test_layers_come_back_at_once_and_stay_where_requests_were_late(
         assert seen == sorted(seen, reverse=True) and seen[-1] == NUM_SLOTS, "below that nothing is copied"
         assert set(settle(rig, wanted, 1.1)) == {NUM_SLOTS}, "where they were late it stays away"
         assert settle(rig, wanted, 30.0)[-1] == MAX_STREAMED, "for a while"
+        reasons = [record.getMessage().split("(")[1].split(")")[0] for record in caplog.records]
+        assert reasons == ["memory", *["late"] * (MAX_STREAMED - NUM_SLOTS), "memory"]
 
 
 def test_blocks_in_use_beyond_the_border_are_waited_for_however_late(
