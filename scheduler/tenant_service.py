@@ -23,10 +23,6 @@ class TenantService:
         self._floor = 0
         """Its counter then, or when it was forgotten."""
 
-    def __len__(self) -> int:
-        """Tenants whose counters are kept."""
-        return len(self._waiting) + len(self._idle)
-
     def of(self, tenant: str) -> int:
         """The counter of a tenant that waits.
 

@@ -141,7 +141,7 @@ class WaitingMachine(RuleBasedStateMachine):
 
 
 TestWaitingMachine = WaitingMachine.TestCase
-TestWaitingMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWaitingMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def order_of_service(requests: list[Request], history: list[Request], cost: int) -> list[str]:
