@@ -8,7 +8,6 @@ prompts by B / (B - F).
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from scheduler.chunk_tile import ChunkTile
 from scheduler.config import SchedulerConfig
@@ -74,11 +73,14 @@ class PrefillCost:
         chunk = model.max_chunk_tokens(empty, start, min(end - start, most), longest_s, link)
         if chunk >= end - start:
             return model.mean_s(empty.with_chunk(end - start, start, samples=True), link)
-        num_pieces = min(NUM_PIECES, math.ceil((end - start) / max(chunk, 1)))
-        piece = (end - start) / num_pieces
-        total_s = 0.0
+        # The last chunk on its own; those before it by pieces, as if each piece were one long chunk of its middle.
+        num_whole = (end - start - 1) // max(chunk, 1)
+        last = end - start - num_whole * chunk
+        total_s = model.mean_s(empty.with_chunk(last, end - last, samples=True), link)
+        num_pieces = min(NUM_PIECES, num_whole)
+        piece = (end - last - start) / num_pieces
         for index in range(num_pieces):
-            prefix = start + int((index + 0.5) * piece)
+            prefix = start + max(int((index + 0.5) * piece - chunk / 2), 0)
             chunk = max(model.max_chunk_tokens(empty, prefix, most, longest_s, link), 1)
             total_s += piece * model.mean_s(empty.with_chunk(chunk, prefix, samples=False), link) / chunk
         return total_s
