@@ -114,8 +114,8 @@ class Policy:
 def _choose_safely(candidates: Sequence[Request], backlog: Backlog) -> Request:
     """The earliest deadline among those that no higher class is late for; by rank where nothing is known.
 
-    Everything that waits in the higher classes is due at their first deadline or later: if all of it fits before that
-    deadline even after a request, the request may go first. This is sufficient, not necessary.
+    All that waits in the higher classes is taken to be due at the earliest of their first ones' deadlines: if it fits
+    before that even after a request, the request may go first.
     """
     best_tier = min(map(_tier, candidates))
     by_rank = sorted((c for c in candidates if _tier(c) == best_tier), key=_rank)
