@@ -110,6 +110,11 @@ def test_the_overhead_is_what_is_spent_outside_the_decoder(model: LoadedModel) -
     assert point.num_rows == 3
 
 
+def test_the_overhead_is_measured_however_few_requests_may_wait(model: LoadedModel) -> None:
+    config = dataclasses.replace(CONFIG, max_queued_requests=1)
+    assert len(measure_overhead(model, config, 3, TickingClock(), num_steps=2).samples_s) == 2
+
+
 def test_a_restart_costs_nothing_on_a_link_without_threads() -> None:
     link = FakeLink(1e9)
     buffers = LinkBuffers(1 << 20, allocate_host, allocate_host)
