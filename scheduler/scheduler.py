@@ -263,6 +263,8 @@ class Scheduler:
         head = self._policy.choose(heads, self._backlog(plan.now_s, ()))
         if next(self._running.below(head.rank), None) is None or not self._may_take(head, plan.now_s):
             return
+        if self._is_hopeless(head, plan.now_s):  # it goes behind the others in this step, and could not start
+            return
         start = self._starts.needs_of(head)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
         victims = self._preemption.victims_for_head(
@@ -384,7 +386,10 @@ class Scheduler:
         lacks = self._starter.why_not(request, start, plan)
         if lacks is not None:
             plan.explain(lacks)
-            turns.block_starts(0 if lacks == "preempted" else request.rank)
+            if lacks == "preempted":  # the one that room was made for may come later: a victim can be due before it
+                turns.drop(request)
+            else:
+                turns.block_starts(request.rank)
             return False
         if not plan.is_reserved and self._starter.is_too_many(request):
             plan.explain("decode_load")

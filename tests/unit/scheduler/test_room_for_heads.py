@@ -1,0 +1,39 @@
+"""Whoever yields to a waiting request does so for one that starts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from scheduler.config import PolicyName, SchedulerConfig
+from scheduler.latency_model import LatencyModel
+from scheduler.scheduler import Scheduler
+from scheduler.slo import DEFAULT_CLASSES, SLOClasses
+from tests.latency_builders import make_coefficients
+from tests.scheduler_builders import BLOCK_SIZE, make_scheduler, make_spec, step, tokens_of
+
+
+@pytest.mark.parametrize("policy", ["priority", "edf", "deadline"])
+def test_the_request_that_room_was_made_for_starts_though_a_victim_is_due_before_it(policy: PolicyName) -> None:
+    """By deadline over all classes, the victim is the first of those that wait as soon as it has yielded."""
+    scheduler = make_scheduler(20, scheduler_policy=policy, max_num_seqs=1)
+    scheduler.add((make_spec("low", 8, 50, slo_class="standard", arrival_s=0.0),), 0.0)
+    step(scheduler, 0.0)
+    scheduler.add((make_spec("high", 8, 4, slo_class="interactive", arrival_s=2.5),), 2.5)
+    output, _ = step(scheduler, 2.5)
+    assert output.preempted == ("low",)
+    assert tokens_of(output) == {"high": 8}
+
+
+def test_nobody_yields_to_a_request_that_cannot_be_in_time() -> None:
+    """It goes behind the others of its class: not it would start in the place of the victim, but nobody."""
+    classes = SLOClasses(tuple(dataclasses.replace(c, when_infeasible="queue") for c in DEFAULT_CLASSES))
+    config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=1, block_size=BLOCK_SIZE)
+    scheduler = Scheduler(config, classes, 400, 1600, LatencyModel(make_coefficients()))
+    scheduler.add((make_spec("low", 8, 30, slo_class="batch"),), 0.0)
+    step(scheduler, 0.1)
+    for name in ("late", "next"):  # 300 tokens at 1 ms each and more, due in 0.43 s
+        scheduler.add((make_spec(name, 300, 4, slo_class="realtime", arrival_s=0.1),), 0.1)
+    output, _ = step(scheduler, 0.2)
+    assert output.preempted == () and tokens_of(output) == {"low": 1}
