@@ -64,7 +64,6 @@ def measure_overhead(
         num_steps: that are measured; one more computes.
     """
     decoder = TimedDecoder(model.decoder, now_s)
-    config = dataclasses.replace(config, max_queued_requests=max(config.max_queued_requests, num_sequences))
     num_tokens = num_steps + 2
     blocks_each = -(-(num_tokens + 1) // config.block_size)
     runner = ModelRunner(

@@ -110,9 +110,11 @@ def test_the_overhead_is_what_is_spent_outside_the_decoder(model: LoadedModel) -
     assert point.num_rows == 3
 
 
-def test_the_overhead_is_measured_however_few_requests_may_wait(model: LoadedModel) -> None:
+def test_the_overhead_is_measured_in_as_many_steps_as_asked_for_however_few_requests_may_wait(
+    model: LoadedModel,
+) -> None:
     config = dataclasses.replace(CONFIG, max_queued_requests=1)
-    assert len(measure_overhead(model, config, 3, TickingClock(), num_steps=2).samples_s) == 2
+    assert len(measure_overhead(model, config, 4, TickingClock(), num_steps=2).samples_s) == 2
 
 
 def test_a_restart_costs_nothing_on_a_link_without_threads() -> None:
