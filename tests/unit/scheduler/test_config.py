@@ -12,8 +12,9 @@ from scheduler.slo import SLO, SLOClasses
     "name", [f.name for f in dataclasses.fields(SchedulerConfig) if f.metadata.get("min") is not None]
 )
 def test_a_value_below_its_bound_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0, it must be at least 1"):
-        SchedulerConfig(**{name: 0})
+    low = SchedulerConfig.__dataclass_fields__[name].metadata["min"]
+    with pytest.raises(ValueError, match=f"{name} is {low - 1}, it must be at least {low}"):
+        SchedulerConfig(**{name: low - 1})
 
 
 def test_every_running_request_must_find_a_token_in_a_step() -> None:
