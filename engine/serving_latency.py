@@ -59,7 +59,7 @@ def find_or_measure_latency(
 
 def _known_record(fingerprint: Fingerprint, scheduler: SchedulerConfig) -> PerformanceRecord | None:
     """None: there is none, or none of use, which the log says."""
-    directory = records_directory(os.environ)
+    directory, problems = records_directory(os.environ), list[str]()
     for is_brief in (False, True):
         path = record_path(directory, fingerprint, is_brief=is_brief)
         try:
@@ -69,11 +69,15 @@ def _known_record(fingerprint: Fingerprint, scheduler: SchedulerConfig) -> Perfo
         except RecordTooSmallError as error:
             logger.info("a performance record is not used: %s", error)
         except OffloadError as error:
-            logger.warning("a performance record is not used: %s", error)
+            problems.append(str(error))
         else:
             logger.info("steps are predicted by the performance record %s", path)
-            return record
-    return None
+            break
+    else:
+        record = None
+    if problems:
+        logger.warning("performance records are not used: %s", "; ".join(problems))
+    return record
 
 
 def _measured_record(fingerprint: Fingerprint, parts: ServingParts, report: ReportProgress) -> PerformanceRecord:
