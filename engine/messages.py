@@ -223,6 +223,11 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_queries: int
     prefix_cache_hits: int
     """Both in tokens."""
+    promise_margin: float | None = None
+    """Share of the time that promises leave unused; None: none are made."""
+    num_promises_kept: int = 0
+    num_promises_broken: int = 0
+    """Both on the scheduler's own clock."""
     offload: OffloadStats | None = None
     """None where nothing is ever streamed."""
 

@@ -46,6 +46,9 @@ def step_stats(
         num_preemptions=scheduler.num_preemptions,
         prefix_cache_queries=scheduler.prefix_cache_queries,
         prefix_cache_hits=scheduler.prefix_cache_hits,
+        promise_margin=scheduler.promises.margin,
+        num_promises_kept=scheduler.promises.num_kept,
+        num_promises_broken=scheduler.promises.num_broken,
         offload=offload,
     )
 

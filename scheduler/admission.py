@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -18,22 +17,13 @@ from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
 from scheduler.servable import ServableLimits
 from scheduler.slo import SLOClass, SLOClasses
+from scheduler.stats import PromiseStats
 from scheduler.waiting_queue import WaitingQueue, num_queued_tokens
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 RATE_DECAY = 0.98
 """Weight of the past per step in the observed token rate: about 50 steps count."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PromiseStats:
-    """How promises are kept, on the scheduler's own clock."""
-
-    margin: float = 0.0
-    """Share of the time that they leave unused."""
-    num_kept: int = 0
-    num_broken: int = 0
 
 
 class AdmissionControl:
@@ -75,11 +65,14 @@ class AdmissionControl:
                 config, classes, max_model_len, watermark_blocks, queue, running, pool, latency, self._book
             )
         self._link = NO_LINK
+        self._has_new_floors = False
         self._recent_tokens = 0.0
         self._recent_s = 0.0
 
     def observe_link(self, link: LinkSnapshot) -> None:
         """What is judged by from here."""
+        if link.classes is not self._link.classes and link.classes != self._link.classes:
+            self._has_new_floors = True
         self._link = link
         if self._promises is not None:
             self._promises.observe_link(link)
@@ -153,6 +146,11 @@ class AdmissionControl:
         if self._has_room(slo_class, num_tokens):
             return Verdict(VerdictKind.QUEUE, slo_class.name)
         return self._degraded(group, slo_class, now_s) or self._refuse_full_class(slo_class, num_tokens)
+
+    def has_new_floors(self) -> bool:
+        """Whether floors have changed since this was asked last: `why_closed` may judge what waits otherwise."""
+        has_new, self._has_new_floors = self._has_new_floors, False
+        return has_new
 
     def why_closed(self, request: Request) -> str | None:
         """Why a request's targets cannot be met whatever the load, for its client; None: they can, or may be late."""

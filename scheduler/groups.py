@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 
-from scheduler.output import Expiry
+from scheduler.output import Expiry, RefusalReason
 from scheduler.request import Request, RequestSpec
 
 
@@ -31,6 +31,10 @@ class Group:
             "retry later, allow more time or ask for another class",
             retry_after_s,
         )
+
+    def refuse(self, why: str) -> Expiry:
+        """What its client is told when its class closes before a choice has started."""
+        return Expiry(self.group_id, why, None, RefusalReason.CLASS_CLOSED)
 
 
 def check_group(group: tuple[RequestSpec, ...]) -> None:
@@ -95,6 +99,10 @@ class GroupTable:
         """Groups whose time to start is over, earliest first."""
         num_expired = bisect.bisect_right(self._expiries, now_s, key=_expiry_s)
         return [self._groups[group_id] for _, group_id in self._expiries[:num_expired]]
+
+    def not_started(self) -> list[Group]:
+        """Groups of which no choice has started, the first to expire first."""
+        return [self._groups[group_id] for _, group_id in self._expiries]
 
     def _drop_expiry(self, group: Group) -> None:
         del self._expiries[bisect.bisect_left(self._expiries, (group.expiry_s, group.group_id))]

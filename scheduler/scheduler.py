@@ -172,6 +172,7 @@ class Scheduler:
         )
         self._next_step_id += 1
         self._expire(plan)
+        self._refuse_closed(plan)
         self._make_room_for_head(plan)
         start_s = max(now_s, self._end_s) if len(self._steps) else now_s
         budget = StepBudget(self._budget_model, link, start_s, self._limits, self._tile)
@@ -219,7 +220,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Gauges of now and totals so far."""
-        return self._counters.snapshot(len(self._running), self._queue, self._kv)
+        return self._counters.snapshot(len(self._running), self._queue, self._kv, self._admission.stats())
 
     def check(self) -> None:
         """Assert everything that must hold between two calls."""
@@ -255,6 +256,16 @@ class Scheduler:
             for request in tuple(group.members.values()):
                 self._finish(request, FinishReason.ABORT)
 
+    def _refuse_closed(self, plan: StepPlan) -> None:
+        """Groups that wait in a class that has closed meanwhile are refused now, not served late."""
+        if not self._admission.has_new_floors():
+            return
+        for group in self._groups.not_started():
+            if (why := self._admission.why_closed(next(iter(group.members.values())))) is not None:
+                plan.expired.append(group.refuse(why))
+                for request in tuple(group.members.values()):
+                    self._finish(request, FinishReason.ABORT)
+
     def _make_room_for_head(self, plan: StepPlan) -> None:
         """Let strictly lower classes yield to the first waiting request, if that is enough for it to start."""
         heads = self._heads()
@@ -263,7 +274,7 @@ class Scheduler:
         head = self._policy.choose(heads, self._backlog(plan.now_s, ()))
         if next(self._running.below(head.rank), None) is None or not self._may_take(head, plan.now_s):
             return
-        if self._is_hopeless(head, plan.now_s):  # it goes behind the others in this step, and could not start
+        if self._is_hopeless(head, plan.now_s) or self._starter.is_too_many(head):  # it could not start all the same
             return
         start = self._starts.needs_of(head)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
@@ -395,6 +406,8 @@ class Scheduler:
             plan.explain("decode_load")
             turns.drop(request)
             return False
+        if request is plan.beneficiary:  # others yielded to it: it takes a block's tokens, whatever the time
+            budget.reserve(self._config.block_size)
         num_tokens = self._starter.num_tokens_that_fit(request, start, plan, budget)
         if num_tokens == 0:
             self._leave_for_later(request, turns, plan)

@@ -9,6 +9,16 @@ from scheduler.waiting_queue import WaitingQueue
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PromiseStats:
+    """How promises are kept, on the scheduler's own clock."""
+
+    margin: float | None = None
+    """Share of the time that they leave unused; None: none are made."""
+    num_kept: int = 0
+    num_broken: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Taken after a step. Tokens of the prompt: computed + cached + shared, each once, whatever was preempted."""
 
@@ -36,6 +46,7 @@ class SchedulerStats:
     prefix_cache_queries: int
     prefix_cache_hits: int
     """Both in tokens."""
+    promises: PromiseStats = PromiseStats()
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,7 +67,9 @@ class SchedulerCounters:
         self.recomputed_tokens += first_new - start
         self.prompt_tokens_computed += max(0, min(end, num_prompt_tokens) - first_new)
 
-    def snapshot(self, num_running: int, queue: WaitingQueue, kv: KVCacheManager) -> SchedulerStats:
+    def snapshot(
+        self, num_running: int, queue: WaitingQueue, kv: KVCacheManager, promises: PromiseStats
+    ) -> SchedulerStats:
         """The totals so far with the gauges of now."""
         return SchedulerStats(
             num_running=num_running,
@@ -75,4 +88,5 @@ class SchedulerCounters:
             num_expired=self.num_expired,
             prefix_cache_queries=kv.num_queried_tokens,
             prefix_cache_hits=kv.num_hit_tokens,
+            promises=promises,
         )

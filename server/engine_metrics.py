@@ -21,6 +21,8 @@ _COUNTED = (
     "num_preemptions",
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "num_promises_kept",
+    "num_promises_broken",
 )
 """Fields of `StepStats` that count since the engine started."""
 
@@ -33,6 +35,8 @@ class EngineMetrics:
         self._names = classes.names
         self._last_counts = dict.fromkeys(_COUNTED, 0)
         self._last_step_id: int | None = None
+        self.admission_margin: float | None = None
+        """Of the last step; None: no promises are made."""
         self._num_starts = 0
         self._make_counters(registry)
         self._make_gauges(registry)
@@ -101,6 +105,14 @@ class EngineMetrics:
             "prefix_cache_queries": (queries, alias("prefix_cache_queries", "Tokens looked up.")),
             "prefix_cache_hits": (hits, alias("prefix_cache_hits", "Tokens found.")),
         }
+        promises = Counter(
+            "headrace_scheduler_promises",
+            "Promises by whether they were kept on the scheduler's own clock: what the margin follows.",
+            ("kept",),
+            registry=registry,
+        )
+        self._counters["num_promises_kept"] = (promises.labels("true"),)
+        self._counters["num_promises_broken"] = (promises.labels("false"),)
         self._restarts = counter("headrace_engine_restarts", "Starts of the engine after the first.")
 
     def _make_gauges(self, registry: CollectorRegistry) -> None:
@@ -127,6 +139,10 @@ class EngineMetrics:
         self._blocks = Gauge("headrace_kv_cache_blocks", "KV blocks by state.", ("state",), registry=registry)
         for state in ("total", "used", "cached"):
             self._blocks.labels(state)
+        self._margin = gauge(
+            "headrace_admission_margin",
+            "Share of the time that promises leave unused; follows how many are kept. 0 where none are made.",
+        )
         self._threads = gauge("headrace_engine_compute_threads", "Threads that compute a step.")
         self._cache_config = Gauge(
             "vllm:cache_config_info",
@@ -161,6 +177,8 @@ class EngineMetrics:
         if self._last_step_id is not None and stats.step_id < self._last_step_id:
             self._forget()  # a new engine whose start nobody told us of
         self._add_counts(stats)
+        self.admission_margin = stats.promise_margin
+        self._margin.set(stats.promise_margin or 0.0)
         self._set_gauges(
             num_running=stats.num_running,
             waiting=stats.num_waiting_by_class,

@@ -1,6 +1,7 @@
 """Our exceptions as HTTP responses in OpenAI's shape.
 
-429 means that this client's class has no room, 503 that the server has none: full, draining, or its engine is away.
+429 means that this client's class has no room or could not be in time now, 503 that the server has no room: it is full,
+draining, or its engine is away.
 Both say when to come back. A failure that the same request would meet again says `x-should-retry: false`.
 """
 
@@ -106,7 +107,7 @@ def unauthorized(message: str) -> ApiError:
 
 
 def rate_limited(message: str, code: str, retry_after_s: float | None = None) -> ApiError:
-    """429: the class asked for has no room."""
+    """429: the class asked for has no room, or would be late."""
     return ApiError(
         429, message, kind="rate_limit_error", code=code, retry_after_s=retry_after_s or DEFAULT_RETRY_AFTER_S
     )
@@ -147,7 +148,7 @@ def refused_error(refused: GroupRefused) -> ApiError:
     """The scheduler's refusal of a group, or its expiry in the queue."""
     if refused.reason == RefusalReason.NEVER_FITS.value:
         return context_length_exceeded(refused.message)
-    if refused.reason == RefusalReason.CLASS_QUEUE_FULL.value:
+    if refused.reason in (RefusalReason.CLASS_QUEUE_FULL.value, RefusalReason.SLO_UNATTAINABLE.value):
         return rate_limited(refused.message, refused.reason, refused.retry_after_s)
     if refused.reason == RefusalReason.CLASS_CLOSED.value:
         return ApiError(429, refused.message, kind="rate_limit_error", code=refused.reason, should_retry=False)

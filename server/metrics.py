@@ -125,6 +125,15 @@ class Metrics:
         """By class: offered, every outcome, promises kept and broken, since the start."""
         return self._requests.counts()
 
+    def refusals(self) -> dict[str, dict[str, int]]:
+        """By class asked for: requests refused or expired since the start, by reason, without those that nobody met."""
+        return self._requests.refusals()
+
+    @property
+    def admission_margin(self) -> float | None:
+        """Share of the time that promises leave unused; None where none are made, or before the first step."""
+        return self._engine.admission_margin
+
     def waiting_by_class(self) -> dict[str, int]:
         """Choices that wait in the engine now, by class."""
         return self._engine.waiting_by_class()

@@ -20,7 +20,6 @@ REFUSAL_REASONS = (
     "context_length",
     "engine_unavailable",
     "server_full",
-    "slo_infeasible",
     "text_timeout",
     OTHER_REASON,
 )
@@ -181,6 +180,14 @@ class RequestMetrics:
             table[labels["slo_class"]][labels["outcome"]] = count
         for labels, count in _totals(self._promises):
             table[labels["slo_class"]]["promises_kept" if labels["kept"] == "true" else "promises_broken"] = count
+        return table
+
+    def refusals(self) -> dict[str, dict[str, int]]:
+        """By class asked for: the reasons that were met, and how often."""
+        table: dict[str, dict[str, int]] = {name: {} for name in self._classes.names}
+        for labels, count in _totals(self._refused):
+            if count:
+                table[labels["slo_class"]][labels["reason"]] = count
         return table
 
 

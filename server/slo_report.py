@@ -13,14 +13,22 @@ def build_slo_report(classes: SLOClasses, metrics: Metrics) -> dict[str, object]
     `floor` is the fastest that the plan in force allows: null, and every class open, where no weights are streamed.
     `attainment` is met / (finished - cancelled) by class asked for: what was refused or failed counts as missed, a
     client that left in time does not count. `promises.rate` is kept / (kept + broken) by class granted. Both are null
-    before the first request.
+    before the first request. `admission_margin` is the share of the time that promises leave unused, null where none
+    are made; `refusals` counts by reason.
     """
-    counts = metrics.request_counts()
+    counts, refusals = metrics.request_counts(), metrics.refusals()
     waiting = metrics.waiting_by_class()
     return {
         "object": "slo",
         "default_class": classes.default.name,
-        "classes": [_describe(c, counts[c.name], waiting[c.name], metrics.class_floor(c.name)) for c in classes],
+        "admission_margin": metrics.admission_margin,
+        "classes": [
+            {
+                **_describe(c, counts[c.name], waiting[c.name], metrics.class_floor(c.name)),
+                "refusals": refusals[c.name],
+            }
+            for c in classes
+        ],
     }
 
 

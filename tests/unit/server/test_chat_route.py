@@ -325,6 +325,7 @@ def test_priority_chooses_a_class_where_nothing_else_does(priority: int | None, 
     [
         (RefusalReason.NEVER_FITS, 400, "invalid_request_error"),
         (RefusalReason.CLASS_QUEUE_FULL, 429, "rate_limit_error"),
+        (RefusalReason.SLO_UNATTAINABLE, 429, "rate_limit_error"),
         (RefusalReason.INSTANCE_FULL, 503, "server_overloaded"),
         (RefusalReason.EXPIRED, 503, "server_overloaded"),
         (RefusalReason.DRAINING, 503, "server_overloaded"),
@@ -341,7 +342,8 @@ def test_refusal_is_a_status_streamed_or_not(reason: RefusalReason, status: int,
         error = error_of(response, status)
         assert error["type"] == kind
         assert ("retry-after" in response.headers) == (status != 400)
-        if reason is RefusalReason.CLASS_QUEUE_FULL:
+        if status == 429:
+            assert "x-should-retry" not in response.headers
             assert response.headers["retry-after"] == "3" and response.headers["retry-after-ms"] == "2500"
         outcome = "expired" if reason is RefusalReason.EXPIRED else "refused"
         assert h.outcomes() == {"offered": 1, outcome: 1}

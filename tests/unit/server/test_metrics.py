@@ -32,7 +32,7 @@ def _value(from_: Metrics | Samples, name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-def _stats(step_id: int, **counts: int) -> StepOutputs:
+def _stats(step_id: int, margin: float | None = None, **counts: int) -> StepOutputs:
     values = dict.fromkeys(
         (
             "num_running", "num_waiting", "num_blocks_used", "num_cached_blocks", "prompt_tokens_computed",
@@ -50,6 +50,7 @@ def _stats(step_id: int, **counts: int) -> StepOutputs:
             predicted_s=None,
             num_waiting_by_class=waiting,
             num_blocks=100,
+            promise_margin=margin,
             **{**values, **counts},
         )
     )
@@ -285,6 +286,31 @@ def test_a_turn_of_the_loop_without_a_step_is_no_step(metrics: Metrics) -> None:
     metrics.on_step(_stats(5))
     metrics.on_step(_stats(6))
     assert _value(metrics, "headrace_step_seconds_count") == 2.0
+
+
+def test_the_margin_and_what_it_follows_are_shown(metrics: Metrics) -> None:
+    assert build_slo_report(CLASSES, metrics)["admission_margin"] is None
+    metrics.on_step(_stats(1, margin=0.07, num_promises_kept=8, num_promises_broken=1))
+    assert _value(metrics, "headrace_admission_margin") == 0.07
+    assert _value(metrics, "headrace_scheduler_promises_total", kept="true") == 8.0
+    assert _value(metrics, "headrace_scheduler_promises_total", kept="false") == 1.0
+    assert build_slo_report(CLASSES, metrics)["admission_margin"] == 0.07
+    metrics.on_engine_died()
+    metrics.on_step(_stats(1, num_promises_kept=2))
+    assert _value(metrics, "headrace_scheduler_promises_total", kept="true") == 10.0
+    assert build_slo_report(CLASSES, metrics)["admission_margin"] is None, "the new engine makes no promises"
+
+
+def test_the_report_counts_refusals_by_reason(metrics: Metrics) -> None:
+    ledger = RequestLedger(CLASSES, metrics)
+    for reason in ("slo_unattainable", "slo_unattainable", "class_queue_full", "what nobody knows"):
+        ledger.close(ledger.open("r", SLO("realtime", "realtime"), 0.0, 1), End.REFUSED, 0.6, reason)
+    ledger.close(ledger.open("r", SLO("batch", "batch"), 0.0, 1), End.EXPIRED, 0.6, "expired")
+    entries = {entry["name"]: entry for entry in _classes_of(build_slo_report(CLASSES, metrics))}
+    assert entries["realtime"]["refusals"] == {"slo_unattainable": 2, "class_queue_full": 1, "other": 1}
+    assert (entries["batch"]["refusals"], entries["standard"]["refusals"]) == ({"expired": 1}, {})
+    name = "headrace_requests_refused_total"
+    assert _value(metrics, name, slo_class="realtime", reason="slo_unattainable") == 2.0
 
 
 def test_http_labels_stay_bounded_whatever_clients_send(metrics: Metrics) -> None:
