@@ -23,9 +23,9 @@ class PrefillPace:
         """Seconds of steps per token of a prompt, decodes beside it included; None: nothing is known."""
         return self._seconds / self._tokens if self._tokens >= 1.0 else self._prior_s_per_token
 
-    def observe(self, duration_s: float, num_prefill_tokens: int, *, has_backlog: bool) -> None:
-        """A step took so long; with `has_backlog` prompts were left over that could have been computed."""
-        if not has_backlog or duration_s <= 0.0:
+    def observe(self, duration_s: float, num_prefill_tokens: int) -> None:
+        """A step took so long, and prompts were left over that could have been computed."""
+        if duration_s <= 0.0:
             return
         self._seconds = self._seconds * DECAY + duration_s
         self._tokens = self._tokens * DECAY + num_prefill_tokens

@@ -115,15 +115,21 @@ class Request:
     """One a request: a preemption does not move it."""
     last_token_s: float | None = None
     finish_reason: FinishReason | None = None
+    # Of its spec, for what is done with each running request in each step.
+    request_id: str = dataclasses.field(init=False)
+    num_prompt_tokens: int = dataclasses.field(init=False)
+    max_tokens: int = dataclasses.field(init=False)
+    num_kv_tokens: int = dataclasses.field(init=False)
 
-    @property
-    def request_id(self) -> str:
-        return self.spec.request_id
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.request_id, self.num_prompt_tokens = spec.request_id, spec.num_prompt_tokens
+        self.max_tokens, self.num_kv_tokens = spec.max_tokens, spec.num_kv_tokens
 
     @property
     def num_tokens(self) -> int:
         """Known tokens: the prompt and the committed output."""
-        return self.spec.num_prompt_tokens + self.num_output_tokens
+        return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def position(self) -> int:
@@ -133,12 +139,15 @@ class Request:
     @property
     def num_known_tokens(self) -> int:
         """Known tokens and the placeholders of those that the step in flight samples."""
-        return self.spec.num_prompt_tokens + self.num_output_tokens + self.num_pending_samples
+        return self.num_prompt_tokens + self.num_output_tokens + self.num_pending_samples
 
     @property
     def num_tokens_to_compute(self) -> int:
         """Tokens it could compute now; 0 while its last sample is in flight."""
-        return min(self.num_known_tokens, self.spec.num_kv_tokens) - self.position
+        end = self.num_prompt_tokens + self.num_output_tokens + self.num_pending_samples
+        if end > self.num_kv_tokens:
+            end = self.num_kv_tokens
+        return end - self.num_computed_tokens - self.num_scheduled_tokens
 
     def move(self, to: RequestStatus) -> None:
         """Change state.
@@ -153,7 +162,7 @@ class Request:
     @property
     def has_reached_length(self) -> bool:
         """Everything asked for is there; with `max_tokens` 0 that is the prompt."""
-        return self.num_output_tokens >= self.spec.max_tokens and self.num_computed_tokens >= self.spec.num_kv_tokens
+        return self.num_output_tokens >= self.max_tokens and self.num_computed_tokens >= self.num_kv_tokens
 
     def commit(self, num_tokens: int, samples: bool, now_s: float) -> None:
         """A step that computed `num_tokens` of its tokens, and sampled one if `samples`, is done."""
@@ -177,7 +186,7 @@ class Request:
         """Assert that its counts and times fit each other."""
         name = self.request_id
         assert self.num_tokens_to_compute >= 0, f"{name}: computes more than it knows"
-        assert self.num_output_tokens + self.num_pending_samples <= self.spec.max_tokens, f"{name}: too much output"
+        assert self.num_output_tokens + self.num_pending_samples <= self.max_tokens, f"{name}: too much output"
         if self.status is not RequestStatus.RUNNING:
             assert not self.block_ids and self.position == 0, f"{name}: holds blocks and does not run"
         times = (self.spec.arrival_s, self.admitted_s, self.first_token_s, self.last_token_s)

@@ -200,8 +200,8 @@ class Scheduler:
         """
         step, results = self._steps.pop(output, result)
         finished = []
-        for entry in step.entries:
-            reason = self._take_in(entry, results[entry.request.request_id], now_s)
+        for entry, one in zip(step.entries, results, strict=True):
+            reason = self._take_in(entry, one, now_s)
             if reason is not None:
                 finished.append(self._finish(entry.request, reason))
         self._kv.release(step.held_block_ids)
@@ -307,12 +307,15 @@ class Scheduler:
         if left_out:
             plan.explain("not_due")
             decodes = [request for request in decodes if request not in left_out]
+        block_size = self._config.block_size
         for request in decodes:
-            if request.status is RequestStatus.RUNNING and self._make_room_for_token(request, plan):
-                first_block = len(request.block_ids)
+            num_blocks = len(request.block_ids)
+            if request.num_computed_tokens + request.num_scheduled_tokens < num_blocks * block_size:
+                plan.add(request, 1, num_blocks, ())
+            elif request.status is RequestStatus.RUNNING and self._make_room_for_token(request, plan):
                 added = self._kv.allocate_slots(request, request.position + 1)
                 assert added is not None
-                plan.add(request, 1, first_block, added)
+                plan.add(request, 1, num_blocks, added)
         return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=_order)
 
     def _make_room_for_token(self, request: Request, plan: StepPlan) -> bool:
@@ -471,20 +474,22 @@ class Scheduler:
             return None
         if result.finish_reason is FinishReason.ERROR:
             return FinishReason.ERROR
-        request.block_hashes.extend(result.new_block_hashes)  # they name tokens: true even if the blocks are gone
+        if result.new_block_hashes:
+            request.block_hashes.extend(result.new_block_hashes)  # they name tokens: true even if the blocks are gone
         if request.num_preemptions != entry.num_preemptions:
             self._counters.discarded_tokens += result.num_sampled
             return None
-        start, num_prompt_tokens = request.num_computed_tokens, request.spec.num_prompt_tokens
+        start, num_prompt_tokens = request.num_computed_tokens, request.num_prompt_tokens
         request.commit(entry.num_tokens, entry.samples, now_s)
-        end = request.num_computed_tokens
-        self._counters.count_computed(start, end, request.num_lost_tokens, num_prompt_tokens)
         self._counters.generation_tokens += entry.samples
         self._kv.commit(request)
-        if start < num_prompt_tokens:
-            self._admission.computed(request)
-            if num_prompt_tokens <= end:
-                self._queue.unpark(request.request_id)
+        if start < num_prompt_tokens or start < request.num_lost_tokens:
+            end = request.num_computed_tokens
+            self._counters.count_computed(start, end, request.num_lost_tokens, num_prompt_tokens)
+            if start < num_prompt_tokens:
+                self._admission.computed(request)
+                if num_prompt_tokens <= end:
+                    self._queue.unpark(request.request_id)
         if entry.samples:
             self._admission.emitted(request, now_s)
             if request.num_output_tokens % CHARGED_OUTPUT_TOKENS == 0:
@@ -499,8 +504,8 @@ class Scheduler:
     def _account(self, step: InFlightStep, num_tokens: int, duration_s: float) -> None:
         """What the step tells of the machine's pace, and of who got its time."""
         self._admission.observe_step(num_tokens, duration_s)
-        num_prefill_tokens = sum(e.num_tokens for e in step.entries if e.num_tokens > 1 or not e.samples)
-        self._pace.observe(duration_s, num_prefill_tokens, has_backlog=step.has_backlog)
+        if step.has_backlog:
+            self._pace.observe(duration_s, sum(e.num_tokens for e in step.entries if e.num_tokens > 1 or not e.samples))
         if self._shares is None:
             return
         tokens_by_class: dict[str, int] = {}

@@ -34,8 +34,8 @@ class StepPlan:
 
     def add(self, request: Request, num_tokens: int, first_block: int, new_block_ids: tuple[int, ...]) -> None:
         """Schedule the next `num_tokens` tokens of a request; it samples if they are its last known ones."""
-        position = request.position
-        samples = position + num_tokens == request.num_known_tokens and request.spec.max_tokens > 0
+        position = request.num_computed_tokens + request.num_scheduled_tokens
+        samples = position + num_tokens == request.num_known_tokens and request.max_tokens > 0
         self._scheduled.append(
             ScheduledRequest(request.request_id, num_tokens, position, first_block, new_block_ids, samples)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from scheduler.block_pool import BlockPool, ReleasePreview
 from scheduler.latency_model import StepPrediction
@@ -12,9 +12,9 @@ from scheduler.output import RequestResult, SchedulerOutput, StepResult
 from scheduler.request import FinishReason, Request
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class StepEntry:
-    """One request's part of a step in flight."""
+    """One request's part of a step in flight. Never changed; not frozen, because that takes time in every step."""
 
     request: Request
     num_tokens: int
@@ -36,25 +36,32 @@ class InFlightStep:
     has_backlog: bool = False
     """Prompts were left over that could have been computed."""
 
-    def match(self, result: StepResult) -> dict[str, RequestResult]:
-        """The results by request id.
+    def match(self, result: StepResult) -> Sequence[RequestResult]:
+        """The results, in the order of the entries.
 
         Raises:
             ValueError: they are not those of the scheduled requests.
         """
-        results = {r.request_id: r for r in result.results}
-        if len(results) != len(result.results) or len(results) != len(self.entries):
+        if len(result.results) != len(self.entries):
             raise ValueError(f"step {self.step_id}: {len(result.results)} results for {len(self.entries)} requests")
-        for entry in self.entries:
-            one = results.get(entry.request.request_id)
-            if one is None:
-                raise ValueError(f"step {self.step_id}: no result for {entry.request.request_id!r}")
+        results = self._in_order(result.results)
+        for entry, one in zip(self.entries, results, strict=True):
             if one.num_sampled != entry.samples and one.finish_reason is not FinishReason.ERROR:
                 raise ValueError(
                     f"step {self.step_id}: {one.num_sampled} samples of {one.request_id!r}, it asked for "
                     f"{int(entry.samples)}"
                 )
         return results
+
+    def _in_order(self, results: Sequence[RequestResult]) -> Sequence[RequestResult]:
+        ids = [entry.request.request_id for entry in self.entries]
+        if [one.request_id for one in results] == ids:
+            return results
+        by_id = {one.request_id: one for one in results}
+        for request_id in ids:
+            if request_id not in by_id:
+                raise ValueError(f"step {self.step_id}: no result for {request_id!r}")
+        return [by_id[request_id] for request_id in ids]
 
 
 class StepsInFlight:
@@ -76,8 +83,8 @@ class StepsInFlight:
     def push(self, step: InFlightStep) -> None:
         self._steps.append(step)
 
-    def pop(self, output: SchedulerOutput, result: StepResult) -> tuple[InFlightStep, dict[str, RequestResult]]:
-        """Take out the oldest step with its results by request id.
+    def pop(self, output: SchedulerOutput, result: StepResult) -> tuple[InFlightStep, Sequence[RequestResult]]:
+        """Take out the oldest step with its results, in the order of its entries.
 
         Raises:
             ValueError: `output` or `result` is of another step, or the results do not fit; nothing changed.

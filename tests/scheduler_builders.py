@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from scheduler.config import SchedulerConfig
 from scheduler.link import NO_LINK
 from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult
@@ -43,6 +45,12 @@ def make_spec(
         reads_prefix_cache=reads_prefix_cache,
         tenant=tenant,
     )
+
+
+def respecify(request: Request, **changes: object) -> None:
+    """Change a request's spec, and what it keeps of it."""
+    request.spec = dataclasses.replace(request.spec, **changes)  # type: ignore[arg-type]
+    request.__post_init__()
 
 
 def make_group(

@@ -107,6 +107,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         child = self.new_owner([])
         child.chain = leader.chain[:num_prompt]
         child.request.spec = dataclasses.replace(leader.request.spec, request_id=child.request.request_id)
+        child.request.__post_init__()
         child.request.block_hashes = list(leader.request.spec.block_hashes)
         copies = self.kv.fork(leader.request, child.request)
         assert len(copies) == ((num_prompt - 1) % self.size > 0)

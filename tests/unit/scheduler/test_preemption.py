@@ -19,7 +19,7 @@ from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
 from scheduler.step_features import StepFeatures
 from tests.latency_builders import STREAMING, make_coefficients
-from tests.scheduler_builders import BLOCK_SIZE, make_spec
+from tests.scheduler_builders import BLOCK_SIZE, make_spec, respecify
 
 POLICY = Policy("priority", SLOClasses())
 WATERMARK = 1
@@ -129,7 +129,7 @@ def test_blocks_that_the_head_shares_free_nothing_for_it() -> None:
 def test_nobody_yields_to_a_head_that_the_budget_does_not_reach() -> None:
     cluster = Cluster()
     cluster.requests["standard"].num_computed_tokens = 0
-    cluster.requests["standard"].spec = make_spec("standard", 2000, 9)
+    respecify(cluster.requests["standard"], num_prompt_tokens=2000)
     assert cluster.for_head("realtime", 1) == ["batch-new"], "a later deadline does not come before it"
     cluster.requests["standard"].order = (0, 0.0, 0.0, "", 0)
     assert cluster.for_head("realtime", 1) == []
@@ -172,7 +172,7 @@ def test_blocks_that_only_several_free_together_count_where_they_are_needed() ->
 def test_a_request_near_its_end_is_spared(num_left: int) -> None:
     cluster = Cluster()
     newest = cluster.requests["batch-new"]
-    newest.spec = dataclasses.replace(newest.spec, max_tokens=1 + num_left)
+    respecify(newest, max_tokens=1 + num_left)
     assert newest.spec.num_kv_tokens - newest.position == num_left
     is_spared = num_left <= BLOCK_SIZE
     assert cluster.for_head("realtime", 1) == (["batch-old"] if is_spared else ["batch-new"])
@@ -251,7 +251,7 @@ def test_what_is_left_of_the_slack_after_restoring_counts() -> None:
     cluster = due(Cluster(is_predicted=True), batch_old=5.0, batch_new=5.001)
     assert cluster.for_head("realtime", 1) == ["batch-new"]
     new = cluster.requests["batch-new"]
-    new.spec = dataclasses.replace(new.spec, num_prompt_tokens=8)  # one more to compute takes more than 1 ms
+    respecify(new, num_prompt_tokens=8)  # one more to compute takes more than 1 ms
     assert cluster.for_head("realtime", 1) == ["batch-old"]
 
 
@@ -277,10 +277,10 @@ def test_blocks_that_others_use_are_not_computed_again() -> None:
     )
     assert costs.key(standard) == (True, 0.5 * (12 - 8), 1)
     assert without.key(standard) == (True, 0.5 * 12, 1)
-    standard.spec = dataclasses.replace(standard.spec, reads_prefix_cache=False)
+    respecify(standard, reads_prefix_cache=False)
     assert costs.key(standard) == without.key(standard)
     cluster.kv.pool.acquire(standard.block_ids[2:])
-    standard.spec = dataclasses.replace(standard.spec, num_prompt_tokens=11, reads_prefix_cache=True)
+    respecify(standard, num_prompt_tokens=11, reads_prefix_cache=True)
     assert costs.key(standard) == (True, 0.5, 0), "the last token is always computed"
 
 

@@ -29,7 +29,7 @@ def test_steps_come_back_oldest_first_with_results_in_any_order() -> None:
     with pytest.raises(ValueError, match="oldest in flight is 0"):
         steps.pop(SchedulerOutput(1, 0.0, ()), result(1, *GOOD))
     step, results = steps.pop(SchedulerOutput(0, 0.0, ()), result(0, *GOOD))
-    assert step.step_id == 0 and results["a"].num_sampled == 1
+    assert step.step_id == 0 and [one.request_id for one in results] == ["a", "b"]
 
 
 def test_no_more_steps_than_allowed() -> None:
@@ -45,7 +45,7 @@ def test_no_more_steps_than_allowed() -> None:
     [
         ((), "0 results for 2"),
         (GOOD[:1], "1 results for 2"),
-        ((GOOD[0], GOOD[0]), "2 results for 2"),
+        ((GOOD[0], GOOD[0]), "no result for 'a'"),
         ((GOOD[0], RequestResult("c", 1, None, ())), "no result for 'a'"),
         ((GOOD[0], RequestResult("a", 0, None, ())), "0 samples of 'a'"),
         ((RequestResult("b", 1, None, ()), GOOD[1]), "1 samples of 'b'"),
@@ -63,7 +63,7 @@ def test_an_error_needs_no_sample() -> None:
     steps = StepsInFlight(1, BlockPool(1))
     steps.push(in_flight(0))
     failed = RequestResult("a", 0, FinishReason.ERROR, ())
-    assert steps.pop(SchedulerOutput(0, 0.0, ()), result(0, GOOD[0], failed))[1]["a"] is failed
+    assert steps.pop(SchedulerOutput(0, 0.0, ()), result(0, GOOD[0], failed))[1][0] is failed
 
 
 def test_nothing_in_flight_is_said_so() -> None:
