@@ -109,11 +109,18 @@ class LatencyModel:
             max_tokens: of the chunk.
         """
 
-        def is_within(num_tokens: int) -> bool:
-            chunk = features.with_chunk(num_tokens, prefix_tokens, samples=True)
-            return self.p95_s(chunk, link) <= budget_s
+        link_s = self._coefficients.link_s(link, is_slow=True)
+        factors = [residuals.p95 * self._drift.margin for residuals in self._residuals]
 
-        if max_tokens < 1 or not is_within(1):
+        def is_within(num_tokens: int, first_kind: int = StepKind.MIXED) -> bool:
+            """By `p95_s`; the part of kind DECODE does not grow with the chunk."""
+            chunk = features.with_chunk(num_tokens, prefix_tokens, samples=True)
+            return all(
+                self._term_s(chunk, kind, link, link_s, factors[kind]) <= budget_s
+                for kind in self._kinds(chunk)[first_kind:]
+            )
+
+        if max_tokens < 1 or not is_within(1, StepKind.DECODE):
             return 0
         ends = self._ends(features, max_tokens)
         num_within = bisect.bisect_left(ends, True, key=lambda end: not is_within(end))
@@ -162,7 +169,14 @@ class LatencyModel:
                 min(features.num_samples, num_decodes),
             )
         if kind is StepKind.MIXED and features.prefill_tokens > limit:
-            return dataclasses.replace(features, prefill_tokens=limit)
+            return StepFeatures(
+                limit,
+                features.num_decodes,
+                features.decode_context_tokens,
+                features.max_decode_context_tokens,
+                features.prefill_pairs,
+                features.num_samples,
+            )
         return features
 
     def _ends(self, features: StepFeatures, max_tokens: int) -> list[int]:

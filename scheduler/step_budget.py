@@ -229,10 +229,13 @@ class StepBudget:
         if num_tokens == 1:  # counts as a decode
             last = _with_chunk(self._features, request, 1, position)
             return int(self._model.p95_s(last, self._fill_link) <= limit_s)
+        block_size = self._tile.block_size
+        least = self._features.with_chunk(min(most, block_size), position, samples=True)
+        if self._model.p95_s(least, self._fill_link) > limit_s:  # nothing of use fits: found out at less cost
+            return 0
         chunk = self._model.max_chunk_tokens(self._features, position, most, limit_s, self._fill_link)
         if chunk == num_tokens:
             return chunk
-        block_size = self._tile.block_size
         if chunk < block_size:
             return chunk if chunk == most else 0  # no more tokens are left in the step
         return chunk - chunk % (self._tile.tokens if chunk >= self._tile.tokens else block_size)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from scheduler.latency_coefficients import LatencyCoefficients
+from scheduler.latency_coefficients import LatencyCoefficients, StepKind
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.ramp import Ramp
@@ -56,9 +56,11 @@ HISTORIES = st.lists(st.tuples(steps(), LINKS, st.floats(0.3, 3.0)), max_size=40
 class CountingModel(LatencyModel):
     num_evaluations = 0
 
-    def p95_s(self, features: StepFeatures, link: LinkSnapshot) -> float:
+    def _term_s(
+        self, features: StepFeatures, kind: StepKind, link: LinkSnapshot, link_s: float, factor: float
+    ) -> float:
         self.num_evaluations += 1
-        return super().p95_s(features, link)
+        return super()._term_s(features, kind, link, link_s, factor)
 
 
 def _taught(numbers: LatencyCoefficients, history: list[tuple[StepFeatures, LinkSnapshot, float]]) -> CountingModel:
@@ -135,7 +137,7 @@ def test_the_inversion_is_the_largest_chunk_within_the_budget(
     brute = max((n for n in range(1, max_tokens + 1) if cost_s(n) <= budget_s), default=0)
     model.num_evaluations = 0
     assert model.max_chunk_tokens(base, prefix_tokens, max_tokens, budget_s, link) == brute
-    assert model.num_evaluations <= len(numbers.rows.knots) + 8, "it was searched for, not computed"
+    assert 0 < model.num_evaluations <= 2 * (len(numbers.rows.knots) + 8), "it was searched for, not computed"
 
 
 @settings(max_examples=30, deadline=None)
