@@ -23,11 +23,11 @@ from offload.measurements import LayerPoint, Measurements, RowPoint, median
 from scheduler.config import SchedulerConfig
 
 BUDGET_S = 2.0
-"""Of steps, all repetitions together, where the model is fast enough."""
+"""Of all. What is begun later are repetitions that each step needs, and first runs of a slow model."""
 PATIENCE_S = 4.0
-"""Of steps, where more than one repetition of each takes that long."""
+"""Of all steps: of so many repetitions, `FEWEST_REPEATS` at most, as this holds; one in any case."""
 LIMIT_S = 12.0
-"""No step is begun that is expected to end later; what an expectation may be off is left to the 15 s of a promise."""
+"""No step is begun that is expected to end later. A start waits 15 s at most: the rest is for expectations that fail."""
 MAX_STEP_SHARE = 0.25
 """Of the limit, for one step."""
 MAX_DECODE_S = 2.0
