@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from scheduler.block_pool import BlockPool
+from scheduler.class_shares import ClassShares
 from scheduler.closed_class import other_class, why_closed
 from scheduler.config import SchedulerConfig
 from scheduler.latency_model import LatencyModel
@@ -44,10 +45,12 @@ class AdmissionControl:
         running: RunningSet,
         pool: BlockPool,
         latency: LatencyModel | None = None,
+        shares: ClassShares | None = None,
     ) -> None:
         """
         Args:
             latency: predicts steps; only read here. None: no promise is tested, the caps alone decide.
+            shares: of step time; only read here. None: the policy gives none.
         """
         self._config = config
         self._classes = classes
@@ -62,7 +65,7 @@ class AdmissionControl:
         if latency is not None and config.admission == "promise" and config.scheduler_policy != "fcfs":
             self._book = PromiseBook(config, classes, pool)
             self._promises = PromiseTest(
-                config, classes, max_model_len, watermark_blocks, queue, running, pool, latency, self._book
+                config, classes, max_model_len, watermark_blocks, queue, running, pool, latency, self._book, shares
             )
         self._link = NO_LINK
         self._has_new_floors = False

@@ -64,6 +64,10 @@ class ClassShares:
                     most, name = num_windows, candidate
         return name
 
+    def is_behind(self, name: str) -> bool:
+        """Whether the class is behind by half of its window: it will be owed soon, unless it is served."""
+        return self._deficits_s[name] > 0.5 * self._shares[name] * self._windows_s[name]
+
     def deficit_s(self, name: str) -> float:
         """Seconds of step time that the class is behind its share; 0 where it has nothing to do."""
         return self._deficits_s[name]

@@ -24,7 +24,8 @@ from scheduler.request import OrderKey, Request, RequestSpec
 from scheduler.slo import SLOClasses
 from scheduler.token_deadlines import TokenDeadlines
 
-
+HEADROOM = 4.0
+"""A lower class goes first only if the higher ones could wait that many times as long: more of them may arrive."""
 LENGTH_BIAS = 3.0
 """In the order of `deadline`, a prompt's length counts so many times more than in its target: where not all can be in
 time, more of the short ones are."""
@@ -127,7 +128,7 @@ def _choose_safely(candidates: Sequence[Request], backlog: Backlog) -> Request:
         due_s = request.deadlines.next_s
         if due_s < best.deadlines.next_s:
             num_tokens = backlog.tokens_of(request.rank) + request.num_tokens_to_compute
-            if backlog.now_s + num_tokens * backlog.s_per_token <= first_due_s:
+            if backlog.now_s + HEADROOM * num_tokens * backlog.s_per_token <= first_due_s:
                 best = request
         first_due_s = min(first_due_s, due_s)
     return best

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 
 from scheduler.block_pool import BlockPool
+from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
 from scheduler.decode_load import PREFILL_RESERVE, DecodeLoad, VirtualBatch
 from scheduler.demand_curve import Work
@@ -56,9 +57,9 @@ class _Load:
     growing: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Tokens to come and blocks, of those that do not yield."""
     ends_s: list[float] = dataclasses.field(default_factory=list)
-    """Until those that run end, at the pace of their targets."""
+    """Until those that run, or were promised to, end at the pace of their targets."""
     seats_s: list[float] = dataclasses.field(default_factory=list)
-    """The same, of those that do not yield."""
+    """The same, of those that run and do not yield."""
     num_seats: int = 0
     is_in_flight: bool = False
     num_prefill_tokens: int = 0
@@ -78,7 +79,12 @@ class PromiseTest:
         pool: BlockPool,
         model: LatencyModel,
         book: PromiseBook,
+        shares: ClassShares | None = None,
     ) -> None:
+        """
+        Args:
+            shares: of step time, which a class without promises takes from the others once it is behind; None: none.
+        """
         self._config = config
         self._classes = classes
         self._watermark_blocks = watermark_blocks
@@ -87,6 +93,7 @@ class PromiseTest:
         self._pool = pool
         self._model = model
         self._book = book
+        self._shares = shares
         self._policy = Policy(config.scheduler_policy, classes)
         self._decodes = DecodeLoad(model, skips=config.scheduler_policy == "deadline")
         self._prefills = PrefillCost(model, config, max_model_len)
@@ -207,6 +214,8 @@ class PromiseTest:
             num_tokens = spec.num_prompt_tokens if spec.leader_id is None else 1
             load.growing.append((remaining, -(-num_tokens // self._config.block_size)))
             load.num_seats += 1
+            if spec.group_id != group[0].group_id:
+                load.ends_s.append(remaining * tpot_s)
         load.num_seats += len(load.seats_s)
         load.protected_s = min(load.protected_s, load.guaranteed_s)
         return load
@@ -235,7 +244,7 @@ class PromiseTest:
             return None
         return Shortfall(
             f"what runs and was promised may come to need {peak} KV blocks with it, {num_blocks} are there",
-            self._until_ended(load.seats_s, 1.0 - num_blocks / peak),
+            self._until_ended(load.ends_s, 1.0 - num_blocks / peak),
         )
 
     def _num_blocks(self, slo_class: SLOClass) -> int:
@@ -258,7 +267,7 @@ class PromiseTest:
         return Shortfall(
             f"all {self._config.max_num_seqs} seats are taken or promised, and {num_missing} more are needed within "
             f"{target_s:.3g} s",
-            _bounded(wait_s if wait_s < math.inf else max(ends_s, default=MIN_RETRY_S)),
+            _bounded(wait_s) if wait_s < math.inf else self._until_ended(load.ends_s, 1.0),
         )
 
     def _short_of_time(
@@ -308,11 +317,10 @@ class PromiseTest:
         return sorted(load.seats_s)[num_missing - 1] if num_missing > 0 else 0.0
 
     def _share_of_others(self) -> float:
-        """Of step time, what classes without promises are owed while they wait."""
-        if self._config.scheduler_policy != "deadline":
+        """Of step time, what classes without promises take because they are behind, or soon will be."""
+        if self._shares is None:
             return 0.0
-        waiting = self._queue.num_requests_by_class
-        return min(sum(c.share for c in self._classes if not is_guaranteed(c) and waiting[c.name]), 0.9)
+        return min(sum(c.share for c in self._classes if not is_guaranteed(c) and self._shares.is_behind(c.name)), 0.9)
 
     def _until_ended(self, ends_s: list[float], share: float) -> float:
         """When that share of those that run, at least one, has ended."""

@@ -84,8 +84,17 @@ class Scheduler:
         self._running = RunningSet()
         self._steps = StepsInFlight(MAX_UNUPDATED_STEPS, self._kv.pool)
         self._decode_load = None if latency is None else DecodeLoad(latency, skips=rights.skips_decodes)
+        self._shares = _shares_of(classes) if rights.has_shares else None
         self._admission = AdmissionControl(
-            config, classes, max_model_len, self._watermark_blocks, self._queue, self._running, self._kv.pool, latency
+            config,
+            classes,
+            max_model_len,
+            self._watermark_blocks,
+            self._queue,
+            self._running,
+            self._kv.pool,
+            latency,
+            self._shares,
         )
         self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks, latency)
         self._counters = SchedulerCounters()
@@ -94,7 +103,6 @@ class Scheduler:
         self._limits = BudgetLimits(max_s=config.max_step_s, long_prompt_tokens=config.long_prompt_tokens)
         self._tile = ChunkTile(self._budget_model, config.block_size, config.max_num_batched_tokens)
         self._pace = PrefillPace(self._tile.s_per_token)
-        self._shares = _shares_of(classes) if rights.has_shares else None
         self._starter = Starter(
             config,
             self._starts,
@@ -509,10 +517,12 @@ class Scheduler:
         if self._shares is None:
             return
         tokens_by_class: dict[str, int] = {}
+        backlogged = {name for name, count in self._queue.num_requests_by_class.items() if count}
         for entry in step.entries:
             name = entry.request.slo_class.name
             tokens_by_class[name] = tokens_by_class.get(name, 0) + entry.num_tokens
-        backlogged = {name for name, count in self._queue.num_requests_by_class.items() if count}
+            if not entry.samples and entry.request.status is RequestStatus.RUNNING:
+                backlogged.add(name)  # by a prompt that is computed in part
         self._shares.observe(duration_s, tokens_by_class, backlogged)
 
     def _finish(self, request: Request, reason: FinishReason) -> FinishedRequest:
