@@ -67,12 +67,13 @@ class Experiment:
         return observe(traffic.requests, simulator.run(traffic.requests, traffic.cancellations))
 
     def capacity_per_s(self) -> float:
-        """Of the policy `priority`, whichever this one is.
+        """Of the policy `priority` that promises nothing, whichever this one is.
 
         Raises:
             SimulationError: there is none.
         """
-        static = dataclasses.replace(self, scheduler=dataclasses.replace(self.scheduler, scheduler_policy="priority"))
+        scheduler = dataclasses.replace(self.scheduler, scheduler_policy="priority", admission="caps")
+        static = dataclasses.replace(self, scheduler=scheduler)
         mix = self.mix if self.replayed is None else self.replayed.shape(self.mix)
         start = busy_rate_per_s(self.machine, self.scheduler, mix)
         return find_capacity(lambda rate: protected_share(static.run(rate).records, self.classes), start)

@@ -16,23 +16,26 @@ CAPACITY_GOAL = 0.9
 """Offered attainment of the protected classes at capacity, at least."""
 _TOLERANCE = 1.02
 """Capacity is found within that factor."""
-_MAX_DOUBLINGS = 20
+_MAX_STRIDES = 20
 
 
-def find_capacity(attainment: Callable[[float], float], start_per_s: float, goal: float = CAPACITY_GOAL) -> float:
-    """Requests per second: bracketed by doubling or halving, then bisected on a logarithmic scale.
+def find_capacity(
+    attainment: Callable[[float], float], start_per_s: float, goal: float = CAPACITY_GOAL, stride: float = 2.0
+) -> float:
+    """Requests per second: bracketed by steps of a factor, then bisected on a logarithmic scale.
 
     Args:
         attainment: share of the offered requests that meet their targets, 0..1, at that many requests per second.
-        start_per_s: where to begin; a good guess saves runs.
+        start_per_s: where to begin; a good guess saves runs, with a smaller stride some more.
+        stride: factor of the first steps, up or down.
 
     Raises:
         SimulationError: no rate tried reaches the goal, or every one does.
     """
     low = high = start_per_s
     if attainment(start_per_s) >= goal:
-        for _ in range(_MAX_DOUBLINGS):
-            low, high = high, high * 2
+        for _ in range(_MAX_STRIDES):
+            low, high = high, high * stride
             if attainment(high) < goal:
                 break
         else:
@@ -41,8 +44,8 @@ def find_capacity(attainment: Callable[[float], float], start_per_s: float, goal
                 "targets. Simulate more --requests, or give --rate"
             )
     else:
-        for _ in range(_MAX_DOUBLINGS):
-            low, high = low / 2, low
+        for _ in range(_MAX_STRIDES):
+            low, high = low / stride, low
             if attainment(low) >= goal:
                 break
         else:

@@ -13,7 +13,7 @@ from engine.event_log import EventLog, Header
 from engine.messages import AbortChoices, AddGroup, StepOutputs
 from engine.offload_manager import NoOffload
 from engine.simulation.machine import SimulatedMachine
-from engine.simulation.roofline_runner import RooflineRunner
+from engine.simulation.roofline_runner import RooflineRunner, StepObserver
 from engine.simulation.step_times import EXACT, StepTimes, StepVariation
 from engine.simulation.traffic import Cancellation
 from engine.simulation.virtual_clock import VirtualClock
@@ -58,6 +58,7 @@ class Simulator:
         *,
         predicts_steps: bool = True,
         event_log_path: Path | None = None,
+        on_step: StepObserver | None = None,
     ) -> None:
         """
         Args:
@@ -80,7 +81,7 @@ class Simulator:
         steps = StepTimes(
             machine.cost, machine.shape.num_layers, streamed_bytes=machine.streamed_bytes, variation=variation
         )
-        self._runner = RooflineRunner(steps, self.clock)
+        self._runner = RooflineRunner(steps, self.clock, on_step)
         header = Header(
             scheduler=config,
             classes=tuple(classes),

@@ -135,7 +135,7 @@ def test_what_waits_too_long_expires_while_nothing_else_happens() -> None:
     """The engine wakes up for it, as it does when it is served: the only seat is taken for longer."""
     machine = make_machine()
     long, short = draw_traffic((mix_of("realtime", 16, 1000),), 2, 1e6, 0, machine.max_model_len).requests
-    simulator = Simulator(machine, SchedulerConfig(max_num_seqs=1), SLOClasses())
+    simulator = Simulator(machine, SchedulerConfig(max_num_seqs=1, admission="caps"), SLOClasses())
     expired = [(t.now_s, r) for t in simulator.run([long, short]) for r in t.outputs.refused]
     ((expired_s, refused),) = expired
     limit_s = short.arrival_s + SLOClasses().get("realtime").max_wait_s

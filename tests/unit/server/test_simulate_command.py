@@ -55,7 +55,7 @@ def test_a_simulation_is_shown_and_written_and_is_a_function_of_its_seed(tmp_pat
     assert list(values["classes"]) == ["realtime", "batch"]
     assert all(KEYS | {"admitted_attainment"} <= set(found) for found in values["classes"].values())
     assert 0.0 < values["arrivals_s"] < values["duration_s"]
-    assert (values["rate_per_s"], values["capacity_per_s"], values["policy"]) == (30.0, None, "priority")
+    assert (values["rate_per_s"], values["capacity_per_s"], values["policy"]) == (30.0, None, "deadline")
 
 
 def test_noise_bursts_and_leaving_clients_change_the_run_and_are_functions_of_the_seed(tmp_path: Path) -> None:
@@ -96,7 +96,8 @@ def test_load_is_a_multiple_of_the_capacity_of_priority_for_every_policy(tmp_pat
         assert found["rate_per_s"] == pytest.approx(1.5 * found["capacity_per_s"], rel=1e-12)
     priority, fcfs = (found["classes"]["realtime"]["offered_attainment"] for found in values)
     assert fcfs < priority < 0.9
-    at_capacity = values_of(tmp_path / "out.json", "--rate", str(values[0]["capacity_per_s"]), "--requests", "120")
+    rate, caps = str(values[0]["capacity_per_s"]), ("--policy", "priority", "--admission", "caps")
+    at_capacity = values_of(tmp_path / "out.json", "--rate", rate, "--requests", "120", *caps)
     assert at_capacity["classes"]["realtime"]["offered_attainment"] >= 0.9
 
 
