@@ -6,6 +6,7 @@ holds on average, for each request, the tightest target / its own: the virtual b
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 
@@ -92,19 +93,36 @@ class DecodeLoad:
         return batch.features(budget_s, skips=True)
 
     def allows(self, running: Iterable[Request], newcomer: Request) -> bool:
-        """Whether the protected requests of its class and of higher ones still get their tokens in time beside it.
+        """As `RunningDecodes.allows`, for one newcomer."""
+        return RunningDecodes(self, running).allows(newcomer)
 
-        O(running).
-        """
-        batch, tightest_s, rank, least_s = VirtualBatch(), math.inf, newcomer.rank, self.least_s
+
+class RunningDecodes:
+    """What runs within one step, summed up once for all that would start in it. O(running) to make, O(ranks) to ask."""
+
+    def __init__(self, load: DecodeLoad, running: Iterable[Request]) -> None:
+        self._load = load
+        self._batch = VirtualBatch()
+        self._tightest_s: dict[int, float] = {}
+        """By rank, of protected requests that are not lost."""
         for request in running:
-            deadlines = request.deadlines
-            tpot_s = deadlines.tpot_s
-            batch.add(tpot_s, request.num_tokens)
-            is_bound = request.is_protected and not deadlines.is_lost and request.rank <= rank
-            if is_bound and least_s <= tpot_s < tightest_s:
-                tightest_s = tpot_s
-        if tightest_s == math.inf:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        """It runs."""
+        deadlines = request.deadlines
+        tpot_s = deadlines.tpot_s
+        self._batch.add(tpot_s, request.num_prompt_tokens + request.num_output_tokens)
+        if request.is_protected and not deadlines.is_lost and tpot_s >= self._load.least_s:
+            rank = request.rank
+            if tpot_s < self._tightest_s.get(rank, math.inf):
+                self._tightest_s[rank] = tpot_s
+
+    def allows(self, newcomer: Request) -> bool:
+        """Whether the protected requests of its class and of higher ones still get their tokens in time beside it."""
+        bounds = [tpot_s for rank, tpot_s in self._tightest_s.items() if rank <= newcomer.rank]
+        if not bounds:
             return True
+        tightest_s, batch = min(bounds), copy.copy(self._batch)
         batch.add(newcomer.deadlines.tpot_s, newcomer.num_tokens)
-        return self.step_s(batch, tightest_s) <= tightest_s * (1.0 - PREFILL_RESERVE)
+        return self._load.step_s(batch, tightest_s) <= tightest_s * (1.0 - PREFILL_RESERVE)

@@ -15,41 +15,51 @@ class PrefillTurns:
     def __init__(
         self,
         partials: Iterable[Request],
-        heads: Callable[[], list[Request]],
+        heads: Iterable[Request],
+        head_of: Callable[[str], Request | None],
         policy: Policy,
         backlog: Backlog,
     ) -> None:
         """
         Args:
             partials: running requests that lack more than one token, in the policy's order.
-            heads: the first waiting request of each class, as the queue is when it is called.
+            heads: the first waiting request of each class that has any.
+            head_of: that of a class, as the queue is when it is called.
         """
         self._partials: dict[str, deque[Request]] = {}
         for request in partials:
             self._partials.setdefault(request.slo_class.name, deque()).append(request)
-        self._heads = heads
+        self._head_of = head_of
         self._policy = policy
         self._backlog = backlog
         self._blocked_classes: set[str] = set()
         self._blocked_rank: int | None = None
         """No starts from this rank on."""
+        self._candidates = {name: requests[0] for name, requests in self._partials.items()}
+        """By class; only that of a class in which something changed is looked up again."""
+        self._changed: set[str] = set()
+        for head in heads:
+            self._offer(head)
 
     def next(self) -> Request | None:
         """Whose turn it is; None: nobody's."""
-        candidates = self._candidates()
-        if not candidates:
+        self._refresh()
+        if not self._candidates:
             return None
-        return self._policy.choose(list(candidates.values()), self._backlog)
+        return self._policy.choose(list(self._candidates.values()), self._backlog)
 
     def of_class(self, class_name: str) -> Request | None:
         """Whose turn it is in one class."""
-        return self._candidates().get(class_name)
+        self._refresh()
+        return self._candidates.get(class_name)
 
     def took(self, request: Request) -> None:
-        """A partial prefill had its turn; a waiting request that started has left the queue by itself."""
-        partials = self._partials.get(request.slo_class.name)
+        """It had its turn: a partial prefill, or a waiting request that has left its place in the queue by itself."""
+        name = request.slo_class.name
+        partials = self._partials.get(name)
         if partials and partials[0] is request:
             partials.popleft()
+        self._changed.add(name)
 
     def drop(self, request: Request) -> None:
         """It gets nothing in this step: nothing that is of use to it fits."""
@@ -57,19 +67,29 @@ class PrefillTurns:
             self.took(request)
         else:
             self._blocked_classes.add(request.slo_class.name)
+            self._changed.add(request.slo_class.name)
 
     def block_starts(self, rank: int) -> None:
         """Nobody of that rank or below starts in this step: nobody overtakes one that lacks something."""
         self._blocked_rank = rank if self._blocked_rank is None else min(rank, self._blocked_rank)
+        self._changed.update(name for name, candidate in self._candidates.items() if candidate.rank >= rank)
 
-    def _candidates(self) -> dict[str, Request]:
-        """By class. In one class the policy's order decides between who runs and who waits."""
-        found = {name: partials[0] for name, partials in self._partials.items() if partials}
-        for head in self._heads():
-            name = head.slo_class.name
-            if name in self._blocked_classes or (self._blocked_rank is not None and head.rank >= self._blocked_rank):
-                continue
-            partial = found.get(name)
-            if partial is None or head.order < partial.order:
-                found[name] = head
-        return found
+    def _refresh(self) -> None:
+        """Look up whose turn it is in the classes in which something changed."""
+        for name in self._changed:
+            partials, head = self._partials.get(name), self._head_of(name)
+            self._candidates.pop(name, None)
+            if partials:
+                self._candidates[name] = partials[0]
+            if head is not None:
+                self._offer(head)
+        self._changed.clear()
+
+    def _offer(self, head: Request) -> None:
+        """It may start. In one class the policy's order decides between who runs and who waits."""
+        name, rank = head.slo_class.name, self._blocked_rank
+        if name in self._blocked_classes or (rank is not None and head.rank >= rank):
+            return
+        partial = self._candidates.get(name)
+        if partial is None or head.order < partial.order:
+            self._candidates[name] = head

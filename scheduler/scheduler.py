@@ -360,7 +360,7 @@ class Scheduler:
 
     def _schedule_prefills(self, prefills: Sequence[Request], plan: StepPlan, budget: StepBudget) -> None:
         """Spend the rest of the budgets in the policy's order, on what runs and what waits."""
-        turns = PrefillTurns(prefills, self._heads, self._policy, self._backlog(plan.now_s, prefills))
+        turns = PrefillTurns(prefills, self._heads(), self._head_of, self._policy, self._backlog(plan.now_s, prefills))
         self._serve_owed_class(turns, plan, budget)
         num_misfits = num_relegations = 0
         while (request := turns.next()) is not None and num_misfits < MAX_MISFITS_PER_STEP:
@@ -370,6 +370,7 @@ class Scheduler:
                 return
             if num_relegations < MAX_RELEGATIONS_PER_STEP and self._is_hopeless(request, plan.now_s):
                 self._queue.relegate(request)
+                turns.took(request)
                 num_relegations += 1
             elif not self._schedule_prefill(request, turns, plan, budget):
                 num_misfits += 1
@@ -413,7 +414,7 @@ class Scheduler:
             else:
                 turns.block_starts(request.rank)
             return False
-        if not plan.is_reserved and self._starter.is_too_many(request):
+        if not plan.is_reserved and self._starter.is_too_many_in(plan, request):
             plan.explain("decode_load")
             turns.drop(request)
             return False
@@ -425,6 +426,7 @@ class Scheduler:
             return False
         is_first = request.admitted_s is None
         self._starter.start(request, start, num_tokens, plan, budget)
+        turns.took(request)
         if is_first:
             self._charge(request, request.spec.num_prompt_tokens - request.num_computed_tokens, 0)
         self._admission.started(request, plan.now_s)
@@ -445,15 +447,16 @@ class Scheduler:
         return now_s + request.num_tokens_to_compute * s_per_token > request.deadlines.next_s
 
     def _heads(self) -> list[Request]:
-        """The first waiting request of each class, past those whose leader still computes their prompt."""
-        while True:
-            heads = self._queue.heads()
-            blocked = [head for head in heads if self._waits_for_leader(head)]
-            if not blocked:
-                return heads
-            for head in blocked:
-                self._queue.remove(head)
-                self._queue.park(head)
+        """The first waiting request of each class that has any."""
+        firsts = [self._head_of(head.slo_class.name) for head in self._queue.heads()]
+        return [request for request in firsts if request is not None]
+
+    def _head_of(self, class_name: str) -> Request | None:
+        """The first waiting request of a class, past those whose leader still computes their prompt."""
+        while (head := self._queue.head_of(class_name)) is not None and self._waits_for_leader(head):
+            self._queue.remove(head)
+            self._queue.park(head)
+        return head
 
     def _waits_for_leader(self, head: Request) -> bool:
         leader = self._starts.leader_of(head)

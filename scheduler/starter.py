@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.config import SchedulerConfig
-from scheduler.decode_load import DecodeLoad
+from scheduler.decode_load import DecodeLoad, RunningDecodes
 from scheduler.groups import GroupTable
 from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.output import Admission
@@ -65,6 +65,14 @@ class Starter:
         """Whether one more decode is more than the protected ones bear."""
         return self._decode_load is not None and not self._decode_load.allows(self._running, request)
 
+    def is_too_many_in(self, plan: StepPlan, request: Request) -> bool:
+        """The same, once nobody yields any more in a step."""
+        if self._decode_load is None:
+            return False
+        if plan.decodes is None:
+            plan.decodes = RunningDecodes(self._decode_load, self._running)
+        return not plan.decodes.allows(request)
+
     def num_tokens_that_fit(self, request: Request, start: StartNeeds, plan: StepPlan, budget: StepBudget) -> int:
         """Of its first tokens, in this step; 0: none."""
         position = self._first_position(request, start)
@@ -83,6 +91,8 @@ class Starter:
         request.move(RequestStatus.RUNNING)
         request.started_s = plan.now_s
         self._running.add(request)
+        if plan.decodes is not None:
+            plan.decodes.add(request)
         self._groups.start(request.spec.group_id)
         if request.admitted_s is None:
             self._admit(request, start.leader, plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scheduler.decode_load import RunningDecodes
 from scheduler.latency_model import StepPrediction
 from scheduler.output import Admission, BlockCopy, Expiry, MemoryDemand, ScheduledRequest, SchedulerOutput
 from scheduler.request import Request
@@ -24,6 +25,8 @@ class StepPlan:
         """Prompts are left over that could have been computed."""
         self.is_reserved = False
         """What is scheduled now is owed to its class, whatever it costs the others."""
+        self.decodes: RunningDecodes | None = None
+        """What runs, once a start asked what that bears."""
         self.preempted: list[str] = []
         self.expired: list[Expiry] = []
         self.admissions: list[Admission] = []

@@ -66,6 +66,10 @@ class WaitingQueue:
         firsts = [lane.first() for lane in self._lanes.values()]
         return [request for request in firsts if request is not None]
 
+    def head_of(self, class_name: str) -> Request | None:
+        """The first of a class; None: none of it has a turn."""
+        return self._lanes[class_name].first()
+
     def relegate(self, request: Request) -> None:
         """Let it wait behind those of its class that are not relegated. Once a request.
 
