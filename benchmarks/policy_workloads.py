@@ -13,12 +13,12 @@ from engine.simulation.traffic import Traffic, TrafficClass, draw_traffic, make_
 from loadgen.traces.importer import ImportConfig, import_trace
 
 MIX = (
-    TrafficClass("realtime", 45.0, (50, 400), (20, 120)),
-    TrafficClass("interactive", 25.0, (200, 2000), (50, 300)),
-    TrafficClass("standard", 15.0, (500, 4000), (100, 400)),
-    TrafficClass("batch", 15.0, (1000, 6000), (100, 500)),
+    TrafficClass("realtime", 45.0, (100, 1000), (20, 120)),
+    TrafficClass("interactive", 25.0, (500, 4000), (50, 300)),
+    TrafficClass("standard", 15.0, (1000, 12000), (100, 500)),
+    TrafficClass("batch", 15.0, (2000, 16000), (100, 600)),
 )
-"""The shares of the reference's mix; its lengths are those of an accelerator's load."""
+"""Short prompts that are urgent, long ones that are not; so long that an accelerator is busy for minutes."""
 HOST_MIX = (
     TrafficClass("realtime", 45.0, (6, 50), (3, 15)),
     TrafficClass("interactive", 25.0, (25, 250), (6, 40)),
@@ -100,13 +100,16 @@ class LongPrompts:
         return dataclasses.replace(found, requests=tuple(merged))
 
 
-def trace_windows(name: str, path: Path, num_requests: int) -> TraceWindows:
-    """The rows of a published trace; those of one tick of a coarse clock are spread over it.
+def trace_windows(name: str, path: Path, num_requests: int, *, has_coarse_clock: bool) -> TraceWindows:
+    """The rows of a published trace.
+
+    Args:
+        has_coarse_clock: rows of one tick are spread over it.
 
     Raises:
         TraceError: the file is missing, of no known form, or broken.
     """
-    requests = import_trace(path, ImportConfig(spread_ties=True)).requests
+    requests = import_trace(path, ImportConfig(spread_ties=has_coarse_clock)).requests
     rows = tuple(SeenRequest(r.t_s, r.in_tokens, r.out_tokens) for r in requests)
     return TraceWindows(name, rows, MIX, num_requests)
 

@@ -25,11 +25,11 @@ EXPERIMENTS = {
     "E12": Experiments.misprediction,
 }
 TRACES = {
-    "code": ("azure_llm_2023_code.csv", 1500),
-    "conversation": ("azure_llm_2023_conv.csv", 1000),
-    "mooncake": ("mooncake_fast25_conversation_head.jsonl", 500),
+    "code": ("azure_llm_2023_code.csv", 1500, False),
+    "conversation": ("azure_llm_2023_conv.csv", 1500, False),
+    "mooncake": ("mooncake_fast25_conversation_head.jsonl", 500, True),
 }
-"""Name of the file, and requests of a window."""
+"""Name of the file, requests of a window, and whether its clock is coarse."""
 POLICIES = ("fcfs", "priority", "edf", "deadline")
 LONG_PROMPT_TOKENS = 64_000
 MAX_MODEL_LEN = 131_072
@@ -63,7 +63,10 @@ def make_plan(options: argparse.Namespace) -> Plan:
         mix, scale = HOST_MIX, 40
     workloads: list[Workload] = [bursty_mix(mix, 1500 // scale), steady_mix(mix, 1500 // scale)]
     if options.traces is not None:
-        workloads += [trace_windows(name, options.traces / file, n // scale) for name, (file, n) in TRACES.items()]
+        workloads += [
+            trace_windows(name, options.traces / file, num_requests // scale, has_coarse_clock=is_coarse)
+            for name, (file, num_requests, is_coarse) in TRACES.items()
+        ]
     names = options.workloads or [w.name for w in workloads if w.name != "poisson"]
     variants = tuple(
         Variant(policy, admission)
