@@ -170,7 +170,7 @@ class AdmissionControl:
         if not group[0].slo.may_degrade or slo_class.degrade_to is None:
             return None
         lower, floor = self._classes.get(slo_class.degrade_to), self._link.floor(slo_class.degrade_to)
-        is_open = floor is None or floor.is_open
+        is_open = (floor is None or floor.is_open) and why_closed(group[0].slo, lower, self._link) is None
         if not is_open or not self._has_room(lower, sum(map(num_queued_tokens, group))):
             return None
         if len(self._running) + self._queue.num_requests + len(group) > self._limits.max_live_requests:

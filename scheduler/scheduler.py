@@ -314,9 +314,11 @@ class Scheduler:
         left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
         if left_out:
             plan.explain("not_due")
-            decodes = [request for request in decodes if request not in left_out]
+            decodes.sort(key=left_out.__contains__)  # they come last, and only where all others lack blocks
         block_size = self._config.block_size
         for request in decodes:
+            if left_out and plan.scheduled and request in left_out:
+                break
             num_blocks = len(request.block_ids)
             if request.num_computed_tokens + request.num_scheduled_tokens < num_blocks * block_size:
                 plan.add(request, 1, num_blocks, ())
@@ -377,7 +379,9 @@ class Scheduler:
 
     def _serve_owed_class(self, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> None:
         """A class behind its share goes first; now and then it gets a tile whatever the others' deadlines."""
-        owed = None if self._shares is None else self._shares.owed()
+        if self._shares is None or plan.beneficiary is not None:  # others have yielded to that one in this step
+            return
+        owed = self._shares.owed()
         request = None if owed is None else turns.of_class(owed)
         if request is None or plan.num_tokens_left <= 0:
             return

@@ -216,6 +216,15 @@ def test_a_closed_class_does_not_degrade_to_a_closed_one() -> None:
     assert verdict.reason is RefusalReason.CLASS_CLOSED
 
 
+def test_nobody_is_degraded_to_a_class_that_is_closed_for_its_own_target() -> None:
+    classes = SLOClasses(tuple(dataclasses.replace(c, when_infeasible="degrade") for c in CLASSES))
+    floors = (ClassFloor("interactive", is_open=False, tpot_s=0.07), ClassFloor("standard", tpot_s=0.07))
+    for tpot_s, kind in ((0.06, VerdictKind.REFUSE), (None, VerdictKind.DEGRADE)):
+        spec = make_spec("a", 4, 4, slo=SLO("interactive", "interactive", tpot_s=tpot_s, may_degrade=True))
+        link = LinkSnapshot(classes=floors)
+        assert Desk(classes=classes).judge(spec, num_running=0, num_free_blocks=9, link=link).kind is kind
+
+
 def test_a_class_of_best_effort_is_served() -> None:
     verdict = Desk().judge(make_spec("a", 4, 4), num_running=0, num_free_blocks=9, link=closed("realtime"))
     assert verdict.kind is VerdictKind.ADMIT

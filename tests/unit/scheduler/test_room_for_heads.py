@@ -1,4 +1,4 @@
-"""Whoever yields to a waiting request does so for one that starts."""
+"""Nobody yields for nothing: to a waiting request only if it starts, and no step is empty for those that can wait."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
+from scheduler.class_shares import ClassShares
 from scheduler.config import PolicyName, SchedulerConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.scheduler import Scheduler
-from scheduler.slo import DEFAULT_CLASSES, SLOClasses
+from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClasses
 from tests.latency_builders import make_coefficients
 from tests.scheduler_builders import BLOCK_SIZE, make_scheduler, make_spec, step, tokens_of
 
@@ -37,3 +38,30 @@ def test_nobody_yields_to_a_request_that_cannot_be_in_time() -> None:
         scheduler.add((make_spec(name, 300, 4, slo_class="realtime", arrival_s=0.1),), 0.1)
     output, _ = step(scheduler, 0.2)
     assert output.preempted == () and tokens_of(output) == {"low": 1}
+
+
+def test_the_request_that_room_was_made_for_starts_though_a_class_is_owed_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make_scheduler(40, scheduler_policy="deadline", max_num_seqs=2, max_num_batched_tokens=4)
+    monkeypatch.setattr(ClassShares, "owed", lambda _: "standard")
+    scheduler.add((make_spec("decode", 4, 50, slo_class="batch"),), 0.0)
+    step(scheduler, 0.0)
+    scheduler.add((make_spec("prompt", 40, 4, slo_class="standard"),), 0.0)
+    output, _ = step(scheduler, 0.0)
+    assert tokens_of(output) == {"decode": 1, "prompt": 3}
+    scheduler.add((make_spec("high", 4, 4, slo_class="realtime"),), 0.0)
+    output, _ = step(scheduler, 0.4)
+    assert output.preempted == ("decode",) and tokens_of(output) == {"high": 4}
+
+
+def test_tokens_that_are_not_due_are_computed_if_whoever_is_due_lacks_a_block() -> None:
+    """The one that is due is the newest: it yields itself, and nobody else would be part of the step."""
+    config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4, block_size=BLOCK_SIZE, max_step_s=0.001)
+    scheduler = Scheduler(config, SLOClasses(), 6, 20, LatencyModel(make_coefficients()))
+    tight = SLO("batch", "batch", tpot_s=0.06)
+    scheduler.add((make_spec("loose", 8, 8, slo_class="batch"),), 0.0)
+    scheduler.add((make_spec("tight", 7, 8, slo=tight, arrival_s=0.01),), 0.01)
+    outputs = [step(scheduler, 0.1 + 0.001 * index)[0] for index in range(8)]
+    assert [tokens_of(o) for o in outputs[2:7]] == [{"tight": 1}] * 5
+    assert outputs[7].preempted == ("tight",) and tokens_of(outputs[7]) == {"loose": 1}
