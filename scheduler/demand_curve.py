@@ -149,12 +149,15 @@ class DemandCurve:
         """Of all entries."""
         return Work(sum(r.num_tokens for r in self._runs), math.fsum(r.num_pairs for r in self._runs))
 
-    def lateness(self, key: OrderKey, due_s: float, work: Work, cost: WorkCost, now_s: float, lag_s: float) -> Lateness:
+    def lateness(
+        self, key: OrderKey, due_s: float, work: Work, cost: WorkCost, least: WorkCost, now_s: float, lag_s: float
+    ) -> Lateness:
         """What becomes of the promises if `work`, due at `due_s`, is served in the place of `key`.
 
-        A promise that cannot be kept even if its work came next is lost: it holds up nobody.
+        A promise that cannot be kept even if its work came next and at the least cost is lost: it holds up nobody.
 
         Args:
+            least: what work costs with nothing beside it.
             lag_s: what comes on top of any work: the step in flight, the rest of the last step.
         """
         start_s = now_s + lag_s
@@ -174,7 +177,7 @@ class DemandCurve:
         others_s = -math.inf
         for run in [_Run(behind), *self._runs[index + 1 :]] if behind else self._runs[index + 1 :]:
             if start_s + cost.seconds(num_tokens + run.num_tokens, num_pairs + run.num_pairs) > run.first_due_s:
-                others_s = max(others_s, _worst(run.entries, num_tokens, num_pairs, cost, now_s, lag_s))
+                others_s = max(others_s, _worst(run.entries, num_tokens, num_pairs, cost, least, now_s, lag_s))
             num_tokens += run.num_tokens
             num_pairs += run.num_pairs
         return Lateness(finish_s, finish_s - due_s, others_s)
@@ -197,7 +200,13 @@ class DemandCurve:
 
 
 def _worst(
-    entries: list[_Entry], num_tokens: int, num_pairs: float, cost: WorkCost, now_s: float, lag_s: float
+    entries: list[_Entry],
+    num_tokens: int,
+    num_pairs: float,
+    cost: WorkCost,
+    least: WorkCost,
+    now_s: float,
+    lag_s: float,
 ) -> float:
     """How late the worst of the entries is behind so much work, those that are lost anyway left out."""
     worst_s = -math.inf
@@ -206,7 +215,7 @@ def _worst(
         num_tokens += own.num_tokens
         num_pairs += own.num_pairs
         late_s = now_s + lag_s + cost.seconds(num_tokens, num_pairs) - entry.due_s
-        if late_s > worst_s and now_s + cost.seconds(own.num_tokens, own.num_pairs) <= entry.due_s:
+        if late_s > worst_s and now_s + least.seconds(own.num_tokens, own.num_pairs) <= entry.due_s:
             worst_s = late_s
     return worst_s
 

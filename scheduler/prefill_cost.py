@@ -59,7 +59,9 @@ class PrefillCost:
         far_s = model.p95_s(decodes.with_chunk(chunk, self._far_tokens, samples=True), link)
         s_per_pair = (far_s - step_s) / (chunk * self._far_tokens)
         if far_s > budget_s:
-            s_per_pair *= min(step_s / max(step_s - least_s, step_s / MAX_STRETCH), MAX_STRETCH)
+            # Behind a long prefix a step may hold one tile where almost two fit: half of its time for prompts.
+            filled_s = (step_s - least_s) * (0.5 if chunk >= self._tile.tokens else 1.0)
+            s_per_pair *= min((least_s + filled_s) / max(filled_s, step_s / MAX_STRETCH), MAX_STRETCH)
         s_per_token = max(step_s / chunk - s_per_pair * chunk / 2, 0.0)
         longest_s = max(self._config.max_step_s, budget_s)
         last = max(model.max_chunk_tokens(decodes, 0, min(num_tokens, most), longest_s, link), 1)

@@ -15,7 +15,7 @@ from scheduler.block_pool import BlockPool
 from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
 from scheduler.decode_load import PREFILL_RESERVE, DecodeLoad, VirtualBatch
-from scheduler.demand_curve import Work
+from scheduler.demand_curve import Work, WorkCost
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output_lengths import future_peak_blocks
@@ -98,11 +98,13 @@ class PromiseTest:
         self._decodes = DecodeLoad(model, skips=config.scheduler_policy == "deadline")
         self._prefills = PrefillCost(model, config, max_model_len)
         self._link = NO_LINK
+        self._least: WorkCost | None = None
 
     def observe_link(self, link: LinkSnapshot) -> None:
         """What is judged by from here."""
         self._link = link
         self._decodes.observe_link(link)
+        self._least = None
 
     def shortfall(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Shortfall | None:
         """Why a group cannot be promised the targets in force in a class; None: it can.
@@ -296,7 +298,7 @@ class PromiseTest:
         cost = quote.cost.stretched(stretch / (1.0 - self._share_of_others()))
         lag_s = quote.last_step_s * (2 if load.is_in_flight else 1) * stretch + self._seat_wait_s(load)
         due_s = first.arrival_s + target_s - self._config.egress_s
-        late = book.curve.lateness(self._policy.order(first, 0), due_s, work, cost, now_s, lag_s)
+        late = book.curve.lateness(self._policy.order(first, 0), due_s, work, cost, self._least_cost(), now_s, lag_s)
         if late.own_s > 0.0:
             expected_s = late.finish_s - first.arrival_s
             return Shortfall(
@@ -310,6 +312,13 @@ class PromiseTest:
                 _bounded(max(late.others_s, cost.seconds(total.num_tokens, total.num_pairs))),
             )
         return None
+
+    def _least_cost(self) -> WorkCost:
+        """Of prompts with nothing beside them: what cannot be in time at this cost is lost."""
+        if self._least is None:
+            quote = self._prefills.beside(StepFeatures(), self._config.max_step_s, 1, self._link)
+            self._least = WorkCost(0.0, 0.0, 0) if quote is None else quote.cost
+        return self._least
 
     def _seat_wait_s(self, load: _Load) -> float:
         """Until it has a seat, all others having theirs."""

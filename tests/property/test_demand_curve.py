@@ -25,18 +25,25 @@ def key_of(index: int, rank: int = 0) -> OrderKey:
 
 
 def plain_lateness(
-    entries: Entries, key: OrderKey, due_s: float, work: Work, cost: WorkCost, now_s: float, lag_s: float
+    entries: Entries,
+    key: OrderKey,
+    due_s: float,
+    work: Work,
+    cost: WorkCost,
+    least: WorkCost,
+    now_s: float,
+    lag_s: float,
 ) -> Lateness:
     """Every deadline on its own."""
 
-    def seconds(works: list[Work]) -> float:
+    def seconds(works: list[Work], cost: WorkCost = cost) -> float:
         return cost.seconds(sum(w.num_tokens for w in works), math.fsum(w.num_pairs for w in works))
 
     before = [w for k, _, w in entries.values() if k < key]
     finish_s = now_s + lag_s + seconds([*before, work])
     others_s = -math.inf
     for entry_key, entry_due_s, own in entries.values():
-        if entry_key < key or now_s + seconds([own]) > entry_due_s:
+        if entry_key < key or now_s + seconds([own], least) > entry_due_s:
             continue
         ahead = [w for k, _, w in entries.values() if k <= entry_key]
         others_s = max(others_s, now_s + lag_s + seconds([*ahead, work]) - entry_due_s)
@@ -44,13 +51,16 @@ def plain_lateness(
 
 
 @settings(max_examples=60, deadline=None)
-@given(OPERATIONS, st.integers(0, 99), DUES, WORKS, COSTS, st.floats(0.0, 5.0), st.floats(0.0, 0.5))
+@given(
+    OPERATIONS, st.integers(0, 99), DUES, WORKS, COSTS, st.floats(0.1, 1.0), st.floats(0.0, 5.0), st.floats(0.0, 0.5)
+)
 def test_lateness_is_that_of_the_plain_sums(
     operations: list[tuple[str, int, float, Work]],
     place: int,
     due_s: float,
     work: Work,
     cost: WorkCost,
+    share: float,
     now_s: float,
     lag_s: float,
 ) -> None:
@@ -71,8 +81,9 @@ def test_lateness_is_that_of_the_plain_sums(
     assert len(curve) == len(entries)
     assert curve.total().num_tokens == sum(w.num_tokens for _, _, w in entries.values())
     key = (0, place / 10.0, 1.0, "new", 0)
-    found = curve.lateness(key, due_s, work, cost, now_s, lag_s)
-    plain = plain_lateness(entries, key, due_s, work, cost, now_s, lag_s)
+    least = cost.stretched(share)
+    found = curve.lateness(key, due_s, work, cost, least, now_s, lag_s)
+    plain = plain_lateness(entries, key, due_s, work, cost, least, now_s, lag_s)
     assert found.finish_s == pytest.approx(plain.finish_s)
     if due_s < math.inf:
         assert found.own_s == pytest.approx(plain.own_s)
@@ -89,7 +100,7 @@ def test_letting_in_what_makes_nobody_late_leaves_everybody_in_time(
     curve, entries = DemandCurve(), Entries()
     for index, (due_s, work) in enumerate(offers):
         key = (0, due_s, 0.0, f"r{index:03}", 0)
-        late = curve.lateness(key, due_s, work, cost, 0.0, 0.05)
+        late = curve.lateness(key, due_s, work, cost, cost, 0.0, 0.05)
         if late.own_s <= 0.0 and late.others_s <= 0.0:
             curve.put(f"r{index}", key, due_s, work)
             entries[f"r{index}"] = key, due_s, work
@@ -110,8 +121,8 @@ def test_work_does_not_depend_on_how_it_is_cut() -> None:
 def test_a_lost_promise_holds_up_nobody_and_its_work_still_counts() -> None:
     curve, cost = DemandCurve(), WorkCost(0.01, 0.0, 0)
     curve.put("lost", (0, 1.0, 0.0, "lost", 0), 1.0, Work(200))
-    assert curve.lateness((0, 0.5, 0.0, "new", 0), 9.0, Work(50), cost, 0.0, 0.0).others_s == -math.inf
-    assert curve.lateness((0, 2.0, 0.0, "new", 0), 2.4, Work(50), cost, 0.0, 0.0).own_s == pytest.approx(0.1)
+    assert curve.lateness((0, 0.5, 0.0, "new", 0), 9.0, Work(50), cost, cost, 0.0, 0.0).others_s == -math.inf
+    assert curve.lateness((0, 2.0, 0.0, "new", 0), 2.4, Work(50), cost, cost, 0.0, 0.0).own_s == pytest.approx(0.1)
 
 
 def test_many_entries_are_kept_in_short_runs() -> None:

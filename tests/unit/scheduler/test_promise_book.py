@@ -61,7 +61,7 @@ def test_one_that_lost_its_blocks_counts_again_with_what_it_computes_again() -> 
     request.num_preemptions = 1
     book.added(request)
     assert "a" in book.waiting and book.curve.total() == Work.between(0, 43)
-    late = book.curve.lateness((9, 9.0, 0.0, "z", 0), 9.0, Work(), _unit_cost(), 0.2, 0.0)
+    late = book.curve.lateness((9, 9.0, 0.0, "z", 0), 9.0, Work(), _unit_cost(), _unit_cost(), 0.2, 0.0)
     assert late.finish_s == pytest.approx(43.2), "behind it in the order of service"
     request.num_computed_tokens = 16
     book.started(request, 0.3)
