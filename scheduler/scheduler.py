@@ -313,7 +313,6 @@ class Scheduler:
                 decodes.append(request)
         left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
         if left_out:
-            plan.explain("not_due")
             decodes.sort(key=left_out.__contains__)  # they come last, and only where all others lack blocks
         block_size = self._config.block_size
         for request in decodes:
@@ -393,6 +392,7 @@ class Scheduler:
             if plan.is_reserved:
                 self._last_reservation_step = plan.step_id
         plan.is_reserved = False
+        budget.reserve(0)  # what is reserved is no other class's
 
     def _schedule_prefill(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
         """Give a request's prompt what fits. False: nothing does, and it has had its turn."""
