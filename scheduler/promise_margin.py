@@ -18,6 +18,8 @@ MIN_BROKEN = 3
 CALM_BROKEN_SHARE = 0.001
 CALM_PROMISES = 200
 """A period of so many may lower the margin."""
+SETTLE_PROMISES = 50
+"""After a rise, so many that end were mostly made before it: they say nothing of it."""
 PERIOD_PROMISES = 1000
 """Periods are no longer than this."""
 
@@ -34,6 +36,7 @@ class PromiseMargin:
         self._kept = 0
         self._broken = 0
         self._refused = 0
+        self._settling = 0
 
     def refused(self) -> None:
         """A promise could not be made."""
@@ -43,11 +46,15 @@ class PromiseMargin:
         """A promise was kept, or broken."""
         self.num_kept += is_kept
         self.num_broken += not is_kept
+        if self._settling:
+            self._settling -= 1
+            return
         self._kept += is_kept
         self._broken += not is_kept
         total = self._kept + self._broken
         if self._broken >= MIN_BROKEN and self._broken > MAX_BROKEN_SHARE * total:
             self.value = min(MAX_MARGIN, max(2.0 * self.value, MIN_RAISED))
+            self._settling = SETTLE_PROMISES
         elif total >= CALM_PROMISES and self._broken <= CALM_BROKEN_SHARE * total and self._refused:
             self.value = max(0.0, self.value - STEP)
         elif total < PERIOD_PROMISES:
@@ -57,4 +64,5 @@ class PromiseMargin:
     def check(self) -> None:
         """Assert the bounds."""
         assert 0.0 <= self.value <= MAX_MARGIN
+        assert 0 <= self._settling <= SETTLE_PROMISES
         assert 0 <= self._kept <= self.num_kept and 0 <= self._broken <= self.num_broken

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.promise_margin import CALM_PROMISES, FIRST_MARGIN, MAX_MARGIN, MIN_BROKEN, STEP, PromiseMargin
+from scheduler.promise_margin import (
+    CALM_PROMISES,
+    FIRST_MARGIN,
+    MAX_MARGIN,
+    MIN_BROKEN,
+    SETTLE_PROMISES,
+    STEP,
+    PromiseMargin,
+)
 
 
 def test_broken_promises_widen_the_margin_up_to_a_bound() -> None:
@@ -13,11 +21,13 @@ def test_broken_promises_widen_the_margin_up_to_a_bound() -> None:
     for _ in range(MIN_BROKEN):
         assert margin.value == FIRST_MARGIN
         margin.ended(is_kept=False)
-    assert margin.value == 2 * FIRST_MARGIN
-    for _ in range(100):
+    for _ in range(SETTLE_PROMISES):
+        assert margin.value == 2 * FIRST_MARGIN, "these were made before the margin was raised"
+        margin.ended(is_kept=False)
+    for _ in range(1000):
         margin.ended(is_kept=False)
     assert margin.value == MAX_MARGIN
-    assert (margin.num_kept, margin.num_broken) == (0, 100 + MIN_BROKEN)
+    assert (margin.num_kept, margin.num_broken) == (0, 1000 + MIN_BROKEN + SETTLE_PROMISES)
 
 
 def test_a_few_broken_of_many_are_what_was_promised() -> None:
