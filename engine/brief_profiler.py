@@ -27,7 +27,7 @@ BUDGET_S = 2.0
 PATIENCE_S = 4.0
 """Of all steps: of so many repetitions, `FEWEST_REPEATS` at most, as this holds; one in any case."""
 LIMIT_S = 12.0
-"""No step is begun that is expected to end later. A start waits 15 s at most: the rest is for expectations that fail."""
+"""No step is begun that is expected to end later. A start waits 15 s at most; the rest is for what takes longer."""
 MAX_STEP_SHARE = 0.25
 """Of the limit, for one step."""
 MAX_DECODE_S = 2.0
