@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.served_load import COMMON_TARGETS, MIX, ServedRun
+from benchmarks.step_totals import StepTotals
 from loadgen.metrics import ClassSummary, Outcome, Quantiles, judge, summarize
 from loadgen.targets import ClassTargets, TargetBook
 from scheduler.slo import SLOClasses
@@ -26,6 +27,8 @@ class Figures:
     """Offered attainment of each round."""
     own_attainment: float | None
     """By the class's own targets."""
+    steps: StepTotals | None = None
+    """Of all classes together; None: not known."""
 
     @property
     def num_refused(self) -> int:
@@ -69,8 +72,18 @@ def figures_of(rounds: Sequence[ServedRun], classes: SLOClasses) -> dict[str, Fi
             _summary(name, rounds, common_book()),
             tuple(summary.offered_attainment for summary in summaries),
             _summary(name, rounds, own).offered_attainment,
+            _steps(rounds) if name == ALL else None,
         )
     return found
+
+
+def _steps(rounds: Sequence[ServedRun]) -> StepTotals | None:
+    total = StepTotals()
+    for run in rounds:
+        if run.steps is None:
+            return None
+        total = total.plus(run.steps)
+    return total
 
 
 def _summary(name: str, rounds: Sequence[ServedRun], book: TargetBook) -> ClassSummary:
@@ -133,9 +146,13 @@ class Comparison:
             return None
         return self.predicted - self.measured
 
-    def in_ms(self) -> str:
+    def in_ms(self, digits: int = 0) -> str:
         ratio = "" if self.ratio is None else f" ({self.ratio:.2f})"
-        return f"{_ms(self.predicted)} / {_ms(self.measured)}{ratio}"
+        return f"{_ms(self.predicted, digits)} / {_ms(self.measured, digits)}{ratio}"
+
+    def in_numbers(self) -> str:
+        ratio = "" if self.ratio is None else f" ({self.ratio:.2f})"
+        return " / ".join("-" if v is None else f"{v:,.0f}" for v in (self.predicted, self.measured)) + ratio
 
     def in_percent(self) -> str:
         points = "" if self.difference is None else f" ({self.difference * 100:+.0f})"
@@ -151,20 +168,29 @@ class Agreement:
     tpot_p50: Comparison
     attainment: Comparison
     own_attainment: Comparison
+    num_steps: Comparison | None = None
+    mean_step: Comparison | None = None
+    """None: of a class alone, or not known."""
 
     @classmethod
     def of(cls, predicted: Figures, measured: Figures) -> Agreement:
         p, m = predicted.summary, measured.summary
+        ours, theirs = predicted.steps, measured.steps
         return cls(
             Comparison(_p(p.ttft, 50), _p(m.ttft, 50)),
             Comparison(_p(p.ttft, 99), _p(m.ttft, 99)),
             Comparison(_p(p.tpot, 50), _p(m.tpot, 50)),
             Comparison(p.offered_attainment, m.offered_attainment),
             Comparison(predicted.own_attainment, measured.own_attainment),
+            Comparison(ours.num_steps, theirs.num_steps) if ours is not None and theirs is not None else None,
+            Comparison(ours.mean_s, theirs.mean_s) if ours is not None and theirs is not None else None,
         )
 
 
-_AGREEMENT_HEADS = ("policy", "rate/s", "class", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "attainment", "own")
+_AGREEMENT_HEADS = (
+    *("policy", "rate/s", "class", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "attainment", "own"),
+    *("steps", "mean step ms"),
+)
 
 
 def agreement_table(found: Mapping[Place, Mapping[str, Agreement]]) -> str:
@@ -173,6 +199,8 @@ def agreement_table(found: Mapping[Place, Mapping[str, Agreement]]) -> str:
         (
             *(name, f"{rate:g}", label, a.ttft_p50.in_ms(), a.ttft_p99.in_ms(), a.tpot_p50.in_ms()),
             *(a.attainment.in_percent(), a.own_attainment.in_percent()),
+            "" if a.num_steps is None else a.num_steps.in_numbers(),
+            "" if a.mean_step is None else a.mean_step.in_ms(digits=1),
         )
         for (name, rate), by_class in found.items()
         for label, a in by_class.items()
@@ -204,8 +232,8 @@ def _p(quantiles: Quantiles | None, percent: int) -> float | None:
     return quantiles.p50_s if percent == 50 else quantiles.p99_s
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.0f}"
+def _ms(seconds: float | None, digits: int = 0) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.{digits}f}"
 
 
 def _percent(share: float | None) -> str:

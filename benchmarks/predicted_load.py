@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.served_load import ServedRun
+from benchmarks.step_totals import StepTotals
 from engine.config import EngineConfig
 from engine.dtype import resolve_dtype
 from engine.kv_cache import num_blocks_for
@@ -95,9 +96,10 @@ def predict_run(
         make_request(p.index, p.slo_class, p.num_prompt_tokens, p.num_output_tokens, _due_s(p)) for p in planned
     ]
     observed = _Observed(requests, planned)
-    for turn in Simulator(machine, scheduler, classes).run(requests):
+    steps = StepTotals()
+    for turn in Simulator(machine, scheduler, classes, on_step=steps.observe).run(requests):
         observed.take_in(turn)
-    return ServedRun(observed.traces, window_s)
+    return ServedRun(observed.traces, window_s, steps=steps)
 
 
 def _due_s(planned: PlannedRequest) -> float:

@@ -33,7 +33,8 @@ from benchmarks.load_figures import Agreement, Figures, Place, agreement_table, 
 from benchmarks.paired_steps import read_processor_times
 from benchmarks.predicted_load import predict_run, served_machine
 from benchmarks.serve_and_bench import HEADRACE
-from benchmarks.served_load import COMMON_TARGETS, MIX, ServedLoad, ServedRun, planned_alike, read_run
+from benchmarks.served_load import COMMON_TARGETS, MIX, ServedLoad, ServedRun, planned_alike, read_run, steps_path
+from benchmarks.step_totals import fetch_step_totals
 from benchmarks.way_to_client import read_server_ttfts, ways_s
 from engine.errors import EngineError
 from engine.processors import available_processors
@@ -176,7 +177,13 @@ def _measure_one(plan: Plan, contender: Contender, round_index: int, paths: Mapp
         warm_up = ServedLoad(4.0, NUM_WARM_UP, WARM_UP_SEED + round_index)
         bench(warm_up, url, contender.model, plan.site.results / "warm-up.json")
         for rate, path in paths.items():
-            bench(plan.load(rate, round_index), url, contender.model, path)
+            load = plan.load(rate, round_index)
+            if isinstance(contender, Peer):
+                bench(load, url, contender.model, path)
+                continue
+            earlier = fetch_step_totals(url)
+            bench(load, url, contender.model, path)
+            fetch_step_totals(url).since(earlier).write(steps_path(path))
     after, own_after_s = read_processor_times(), _own_s()
     wall_s = after.wall_s - before.wall_s
     note = f"{contender.name}, round {round_index + 1}: {wall_s:.0f} s"

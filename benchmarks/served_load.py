@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.step_totals import StepTotals
 from loadgen.targets import Targets
 from loadgen.trace import Chunk, RequestTrace, TraceEnd
 from loadgen.workload import PlannedRequest
@@ -16,6 +17,7 @@ COMMON_TARGETS = Targets(ttft_s=1.0, tpot_s=0.1)
 """Of both classes alike: those that the mix's measurements of other servers have."""
 _NEVER_STALLED_S = 86_400.0
 """Given to the bench so that no server adds a limit of its own to what it is judged by."""
+_ROUNDED_S = 1e-6
 _ENDS = {
     "refused": TraceEnd.REFUSED,
     "expired": TraceEnd.EXPIRED,
@@ -93,6 +95,13 @@ class ServedRun:
     """Why its numbers must not be believed; empty: they may."""
     met_by_class: Mapping[str, int] | None = None
     """As the bench counted; None: nobody has."""
+    steps: StepTotals | None = None
+    """None: not known, as of a peer."""
+
+
+def steps_path(result: Path) -> Path:
+    """Where the totals of a result's steps lie, if they are known."""
+    return result.with_suffix(".steps.json")
 
 
 def read_run(path: Path, load: ServedLoad) -> ServedRun:
@@ -111,6 +120,7 @@ def read_run(path: Path, load: ServedLoad) -> ServedRun:
         body["arrival_window_s"],
         tuple(body["invalid_reasons"]),
         {name: summary["met"] for name, summary in body["classes"].items()},
+        StepTotals.read(steps_path(path)) if steps_path(path).exists() else None,
     )
 
 
@@ -139,6 +149,12 @@ def read_trace(saved: Mapping[str, Any]) -> RequestTrace:
     )
 
 
+def _is_same(one: RequestTrace, other: RequestTrace) -> bool:
+    """Saved times are rounded."""
+    is_near = abs(one.intended_s - other.intended_s) < 2 * _ROUNDED_S
+    return is_near and (one.planned.index, one.planned.slo_class) == (other.planned.index, other.planned.slo_class)
+
+
 def planned_alike(runs: Sequence[Sequence[RequestTrace]]) -> tuple[PlannedRequest, ...]:
     """The requests that all of these runs sent, with lengths as a server counted them.
 
@@ -150,8 +166,7 @@ def planned_alike(runs: Sequence[Sequence[RequestTrace]]) -> tuple[PlannedReques
     first = runs[0]
     lengths: dict[int, int] = {}
     for run in runs:
-        places = [(t.planned.index, t.planned.slo_class, t.intended_s) for t in run]
-        if places != [(t.planned.index, t.planned.slo_class, t.intended_s) for t in first]:
+        if len(run) != len(first) or not all(map(_is_same, run, first)):
             raise ValueError("runs that should have sent the same requests at the same times have not")
         for trace in run:
             if trace.num_prompt_tokens:

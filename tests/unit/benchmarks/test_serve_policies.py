@@ -14,6 +14,7 @@ from benchmarks.load_figures import ALL, Agreement, Comparison, agreement_table,
 from benchmarks.predicted_load import predict_run
 from benchmarks.serve_policies import Plan, common_classes
 from benchmarks.served_load import ServedLoad, ServedRun, planned_alike, read_run
+from benchmarks.step_totals import StepTotals, parse_step_totals
 from benchmarks.way_to_client import read_server_ttfts, ways_s
 from loadgen.metrics import Outcome
 from loadgen.trace import Chunk, RequestTrace, TraceEnd
@@ -131,7 +132,8 @@ def saved_result(load: ServedLoad) -> dict[str, Any]:
         return [value for key, value in itertools.pairwise(arguments) if key == option]
 
     config = {"rate": float(values("--rate")[0]), "requests": 2, "seed": 7}
-    base: dict[str, Any] = {"error": None, "prompt_tokens": None, "cached_prompt_tokens": None, "output_tokens": None, "chunks": []}
+    unknown = dict.fromkeys(("error", "prompt_tokens", "cached_prompt_tokens", "output_tokens"))
+    base: dict[str, Any] = {**unknown, "chunks": []}
     first = {"index": 0, "slo_class": "standard", "outcome": "met", "intended_s": 0.5, "sent_s": 0.5}
     counts = {"prompt_tokens": 1203, "cached_prompt_tokens": 8, "output_tokens": 3, "chunks": [[0.7, 1], [0.9, 2]]}
     second = {"index": 1, "slo_class": "standard", "outcome": "refused", "intended_s": 2.5, "sent_s": 2.5}
@@ -155,6 +157,10 @@ def test_lengths_are_known_where_any_server_told_them() -> None:
 
 def test_runs_of_other_requests_are_not_compared() -> None:
     with pytest.raises(ValueError, match="the same requests"):
+        planned_alike([[served(0, "standard", 1.0, 0.1, 0.01)], []])
+    rounded = served(0, "standard", 1.000001, 0.1, 0.01)
+    assert len(planned_alike([[served(0, "standard", 1.0, 0.1, 0.01)], [rounded]])) == 1
+    with pytest.raises(ValueError, match="the same requests"):
         planned_alike([[served(0, "standard", 1.0, 0.1, 0.01)], [served(0, "standard", 1.1, 0.1, 0.01)]])
 
 
@@ -169,6 +175,9 @@ def test_prediction_of_requests_that_meet_no_other() -> None:
         assert summary.ttft is not None and summary.ttft.p50_s == pytest.approx(prefill_s)
         assert summary.tpot is not None and summary.tpot.p50_s == pytest.approx(STEP_S)
     assert [trace.num_output_tokens for trace in run.traces] == [5, 5]
+    steps = found[ALL].steps
+    assert steps is not None and steps.num_steps == 10
+    assert steps.seconds == pytest.approx(2 * (prefill_s + 4 * STEP_S))
 
 
 def test_prediction_refuses_what_the_policy_refuses() -> None:
@@ -191,6 +200,28 @@ def test_agreement_counts_what_is_near_enough() -> None:
     assert "| 95% / 90% (+5) | 50% / - |" in table
 
 
+def test_steps_by_the_metrics_of_a_server(tmp_path: Path) -> None:
+    def metrics(count: float, seconds: float) -> str:
+        lines = ['headrace_step_seconds_bucket{le="0.1"} 3.0', f"headrace_step_seconds_count {count}"]
+        return "\n".join(["# TYPE headrace_step_seconds histogram", *lines, f"headrace_step_seconds_sum {seconds}", ""])
+
+    found = parse_step_totals(metrics(50.0, 2.5)).since(parse_step_totals(metrics(10.0, 0.5)))
+    assert (found.num_steps, found.mean_s) == (40, pytest.approx(0.05))
+    found.write(tmp_path / "steps.json")
+    assert StepTotals.read(tmp_path / "steps.json") == found
+    with pytest.raises(ValueError, match="no headrace_step_seconds"):
+        parse_step_totals("headrace_step_seconds_other 1.0\n")
+
+
+def test_steps_stand_beside_those_of_all_classes() -> None:
+    one, other = StepTotals(100, 2.0), StepTotals(50, 1.1)
+    runs = [ServedRun(FIRST.traces, 4.0, steps=steps) for steps in (one, other)]
+    total = Agreement.of(figures_of(runs[:1], CLASSES)[ALL], figures_of(runs, CLASSES)[ALL])
+    assert total.num_steps == Comparison(100, 150)
+    assert total.mean_step is not None and total.mean_step.ratio == pytest.approx(0.02 / (3.1 / 150))
+    assert figures_of([*runs, FIRST], CLASSES)[ALL].steps is None
+
+
 def test_the_way_is_what_the_server_does_not_see(tmp_path: Path) -> None:
     def line(arrival_s: float, prompt: int, first_s: float | None) -> str:
         chunks = [] if first_s is None else [[first_s, 1], [first_s + 1.0, 1]]
@@ -201,7 +232,8 @@ def test_the_way_is_what_the_server_does_not_see(tmp_path: Path) -> None:
     lines = [line(101.0, 64, 101.5), line(100.0, 70, 100.25), line(99.0, 5, 99.1), line(102.0, 64, None)]
     path.write_text("\n".join(lines) + "\n")
     known = read_server_ttfts(path, num_skipped=1)
-    assert known == [(70, pytest.approx(0.25)), (64, pytest.approx(0.5)), (64, None)]
+    assert [prompt for prompt, _ in known] == [70, 64, 64]
+    assert [ttft_s for _, ttft_s in known] == [pytest.approx(0.25), pytest.approx(0.5), None]
     runs = [
         [served(0, "standard", 0.0, 0.26, 0.01, prompt=70), served(1, "standard", 1.0, 0.53, 0.01)],
         [turned_away(0, "standard", 0.0, TraceEnd.REFUSED)],
