@@ -7,13 +7,18 @@ scheduler.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 
 from scheduler.config import SchedulerConfig
-from scheduler.output import ScheduledRequest, SchedulerOutput, StepResult, Verdict, VerdictKind
+from scheduler.latency_model import LatencyModel
+from scheduler.link import NO_LINK
+from scheduler.output import RefusalReason, ScheduledRequest, SchedulerOutput, StepResult, Verdict, VerdictKind
 from scheduler.request import FinishReason, RequestSpec
 from scheduler.slo import SLOClasses
+from tests.count_books import CountBooks
 from tests.device_model import ModelSequence, PrefixIds
+from tests.start_books import StartBooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Step:
 
     output: SchedulerOutput
     parts: tuple[Part, ...]
+    end_s: float = 0.0
+    """It is done no sooner."""
     executed: bool = False
     void: set[str] = dataclasses.field(default_factory=set)
     """Requests preempted since: their results are discarded."""
@@ -40,7 +47,18 @@ class Step:
 class SchedulerBooks:
     """Follows every call, and asserts what must hold of its answer."""
 
-    def __init__(self, config: SchedulerConfig, classes: SLOClasses, num_blocks: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        classes: SLOClasses,
+        num_blocks: int,
+        max_model_len: int,
+        model: LatencyModel | None = None,
+    ) -> None:
+        """
+        Args:
+            model: as that of the scheduler when it was made; it is only read.
+        """
         self.config = config
         self.classes = classes
         self.num_blocks = num_blocks
@@ -59,8 +77,13 @@ class SchedulerBooks:
         self._started_s: dict[str, float] = {}  # the last time
         self._started_groups: set[str] = set()
         self._admitted: set[str] = set()
+        self._starts = StartBooks(config, classes, model)
+        self.counts = CountBooks(classes)
         self.spared: set[str] = set()
         """Of those that ran before the last step: those that a waiting request must not take from."""
+        self.link = NO_LINK
+        """As it was shown last."""
+        self._tests_promises = model is not None and config.admission == "promise" and config.scheduler_policy != "fcfs"
         self.border = num_blocks
         """Blocks at or beyond it go to nobody."""
         self.num_copies = 0
@@ -72,15 +95,14 @@ class SchedulerBooks:
         return len(self._tables)
 
     def _sequence(self, spec: RequestSpec, index: int, granted: str, chain: list[int]) -> ModelSequence:
-        slo_class = self.classes.get(granted)
-        rank = slo_class.rank if self.config.scheduler_policy == "priority" else 0
-        ttft_s = slo_class.ttft_s(spec.num_prompt_tokens) if spec.slo.ttft_s is None else spec.slo.ttft_s
-        deadline_s = spec.arrival_s + (ttft_s if self.config.scheduler_policy == "priority" else 0.0)
         spec = dataclasses.replace(spec, slo=dataclasses.replace(spec.slo, granted=granted))
+        rank = self._starts.rank(spec)
+        self._starts.added(spec)
+        self.counts.added(spec)
         return ModelSequence(
             spec,
             rank,
-            (rank, deadline_s, spec.arrival_s, spec.group_id, index),
+            (*self._starts.key(spec), spec.arrival_s, spec.group_id, index),
             (rank, spec.arrival_s, spec.group_id, index),
             self._prefix_ids,
             chain,
@@ -96,30 +118,59 @@ class SchedulerBooks:
             for s in specs
         ) and len(specs) <= (self.config.max_num_seqs + self.config.max_queued_requests)
         refused = verdict.kind is VerdictKind.REFUSE
-        assert (verdict.reason is not None and verdict.reason.value == "never_fits") == (not fits)
+        assert (verdict.reason is RefusalReason.NEVER_FITS) == (not fits)
         if refused and fits:
-            assert verdict.retry_after_s is not None and verdict.retry_after_s > 0
-            assert self.live, "an idle instance refused what it can serve"
+            self._judge_refusal(verdict, specs[0])
         assert refused or verdict.granted in self.classes.names
         if verdict.kind is VerdictKind.DEGRADE:
             assert specs[0].slo.may_degrade and verdict.granted == self.classes.get(specs[0].slo.granted).degrade_to
 
+    def _judge_refusal(self, verdict: Verdict, spec: RequestSpec) -> None:
+        """Only who makes promises refuses for them; whoever may come back is told when."""
+        slo_class = self.classes.get(spec.slo.granted)
+        is_guaranteed = slo_class.when_infeasible != "queue"
+        if verdict.reason is RefusalReason.CLASS_CLOSED:
+            assert verdict.retry_after_s is None and is_guaranteed
+            assert self._is_closed(spec) or self._tests_promises, "an open class is closed"
+            return
+        assert verdict.retry_after_s is not None and 0 < verdict.retry_after_s < math.inf
+        assert self.live, "an idle instance refused what it can serve"
+        assert not self._is_closed(spec)
+        if verdict.reason is RefusalReason.SLO_UNATTAINABLE:
+            assert is_guaranteed and self._tests_promises
+
+    def _is_closed(self, spec: RequestSpec) -> bool:
+        """Whether the floors in force are beyond the targets in force, in a class that is refused for that."""
+        slo, slo_class = spec.slo, self.classes.get(spec.slo.granted)
+        floor = self.link.floor(slo_class.name)
+        if floor is None or slo_class.when_infeasible == "queue":
+            return False
+        if slo.tpot_s is None:
+            return not floor.is_open
+        is_first_late = not floor.is_open and floor.ttft_s > (
+            slo_class.ttft_base_s if slo.ttft_s is None else slo.ttft_s
+        )
+        return floor.tpot_s > slo.tpot_s or is_first_late
+
     def _expected_finishes(self, step: Step, result: StepResult) -> list[str]:
         """Commit the step to the books; who is done by them."""
         done = []
+        self._starts.stepped(step.output, self.now_s - step.output.now_s)
         for part, one in zip(step.parts, result.results, strict=True):
             name, sequence, scheduled = part.sequence.request_id, part.sequence, part.scheduled
-            if name not in self.live:
-                continue
-            if one.finish_reason is FinishReason.ERROR:
+            if name in self.live and one.finish_reason is FinishReason.ERROR:
                 done.append(name)
                 continue
-            if name in step.void:
+            if name not in self.live or name in step.void:
+                self.counts.num_discarded += one.num_sampled
                 continue
             self._computed[name] = scheduled.num_computed_tokens + scheduled.num_tokens
+            self.counts.computed(name, scheduled.num_computed_tokens, self._computed[name])
             if scheduled.samples:
                 self._pending[name] -= 1
                 sequence.num_committed_tokens += 1
+                self._starts.emitted(name)
+                self.counts.sampled(name, self.now_s)
             spec = sequence.spec
             num_output = sequence.num_committed_tokens - spec.num_prompt_tokens
             is_full = num_output >= spec.max_tokens and self._computed[name] >= spec.num_prompt_tokens
@@ -134,6 +185,8 @@ class SchedulerBooks:
     def _leave(self, request_id: str, outcome: str) -> None:
         self._end(request_id, outcome)
         del self.live[request_id]
+        self._starts.left(request_id)
+        self.counts.left(request_id, has_expired=outcome == "expired")
         self._stop_running(request_id)
 
     def _stop_running(self, request_id: str) -> None:
@@ -177,28 +230,39 @@ class SchedulerBooks:
         self._computed[name] = scheduled.num_computed_tokens
         self._started_groups.add(spec.group_id)
         self._started_s[name] = self.now_s
-        first_time = name not in self._admitted
-        assert first_time == any(a.request_id == name for a in output.admissions)
-        self._admitted.add(name)
-        self.num_started_prompt_tokens += spec.num_prompt_tokens if first_time else 0
+        admission = next((a for a in output.admissions if a.request_id == name), None)
+        assert (admission is None) == (name in self._admitted)
+        if admission is not None:
+            self._admitted.add(name)
+            self.num_started_prompt_tokens += spec.num_prompt_tokens
+            num_known, is_shared = scheduled.num_computed_tokens, spec.leader_id in self._tables
+            self.counts.started(name, num_known, admission.ttft_target_s, self.now_s, is_shared=is_shared)
         is_pinned = self._num_preemptions.get(name, 0) >= self.config.max_preemptions
         last = spec.num_prompt_tokens + max(spec.max_tokens - 1, 0) if is_pinned else sequence.num_committed_tokens
         assert len(self._tables[name]) * self.config.block_size >= last, f"{name} starts without room"
         if not self.config.enable_prefix_caching and spec.leader_id is None:
             assert scheduled.num_computed_tokens == 0
 
-    def _check_expired(self, output: SchedulerOutput) -> None:
-        due = set()
+    def _check_left(self, output: SchedulerOutput) -> None:
+        """Exactly the groups that waited too long, and those whose class has closed before a choice started."""
+        expected: dict[str, RefusalReason] = {}
         for sequence in self.live.values():
             spec = sequence.spec
             limit_s = self.classes.get(spec.slo.granted).max_wait_s
             if spec.slo.e2e_deadline_s is not None:
                 limit_s = min(limit_s, spec.slo.e2e_deadline_s)
-            if spec.group_id not in self._started_groups and self.now_s >= spec.arrival_s + limit_s:
-                due.add(spec.group_id)
-        assert {e.group_id for e in output.expired} == due and len(output.expired) == len(due)
-        for name in [n for n, s in self.live.items() if s.spec.group_id in due]:
-            self._leave(name, "expired")
+            if spec.group_id in self._started_groups:
+                continue
+            if self.now_s >= spec.arrival_s + limit_s:
+                expected[spec.group_id] = RefusalReason.EXPIRED
+            elif self._is_closed(spec):
+                expected[spec.group_id] = RefusalReason.CLASS_CLOSED
+        assert {e.group_id: e.reason for e in output.expired} == expected and len(output.expired) == len(expected)
+        for one in output.expired:
+            if one.reason is RefusalReason.EXPIRED:
+                assert one.retry_after_s is not None and 0 < one.retry_after_s < math.inf
+            for name in [n for n, s in self.live.items() if s.spec.group_id == one.group_id]:
+                self._leave(name, "expired" if one.reason is RefusalReason.EXPIRED else "refused")
 
     def _check_preempted(self, output: SchedulerOutput, running: dict[str, ModelSequence]) -> None:
         """Nobody is preempted more than `max_preemptions` times, or yields to its junior."""
@@ -220,6 +284,7 @@ class SchedulerBooks:
             self._num_lost[name] = max(self._num_lost.get(name, 0), self._computed[name])
             self._num_preemptions[name] = self._num_preemptions.get(name, 0) + 1
             self.num_preemptions += 1
+            self._starts.preempted(name)
             for step in self.steps:
                 if any(p.sequence.request_id == name for p in step.parts):
                     step.void.add(name)
@@ -256,12 +321,24 @@ class SchedulerBooks:
                     assert self.live[start].rank < self.live[victim].rank, f"{victim} yields to its equal {start}"
                     assert victim not in self.spared, f"{victim} was to be spared"
             grew = any(s.new_block_ids and s.request_id not in starts for s in output.scheduled)
-            lacked = grew or "no_block_for_decode" in output.reasons
+            lacked = grew or bool({"no_block_for_decode", "no_time", "decode_load"} & set(output.reasons))
             assert starts or lacked or self.steps, f"{output.preempted} yield, and nobody gains"
-        for start in starts:
-            for name, sequence in self.live.items():
-                if name not in self._tables and not self._waits_for_leader(sequence):
-                    assert self.live[start].order < sequence.order, f"{start} overtakes {name}"
+        # Whoever yielded, and the choices that waited for it, have their turn in the next step.
+        away = set(output.preempted)
+        waiting = [
+            s
+            for name, s in self.live.items()
+            if not {name, s.spec.leader_id} & away and name not in self._tables and not self._waits_for_leader(s)
+        ]
+        candidates = [s for n, s in self.live.items() if n not in self._tables or self._computes_prompt(n)]
+        self._starts.check([self.live[name] for name in starts], waiting, candidates, output)
+
+    def _computes_prompt(self, name: str) -> bool:
+        """Whether a running request may have lacked more than a token before this step."""
+        return self.live[name].num_committed_tokens == self.live[name].spec.num_prompt_tokens or self._is_back(name)
+
+    def _is_back(self, name: str) -> bool:
+        return self._computed[name] <= self._num_lost.get(name, 0)
 
     def _waits_for_leader(self, sequence: ModelSequence) -> bool:
         leader_id = sequence.spec.leader_id

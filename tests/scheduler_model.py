@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from scheduler.config import SchedulerConfig
+from scheduler.latency_coefficients import LatencyCoefficients
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
-from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult, Verdict, VerdictKind
+from scheduler.output import (
+    FinishedRequest,
+    RefusalReason,
+    RequestResult,
+    SchedulerOutput,
+    StepResult,
+    Verdict,
+    VerdictKind,
+)
 from scheduler.request import FinishReason, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLO, SLOClass, SLOClasses
+from scheduler.token_deadlines import TokenDeadlines
 from tests.device_model import STOP_TOKEN, DeviceModel, block_hashes
-from tests.latency_builders import make_coefficients
 from tests.scheduler_books import Part, SchedulerBooks, Step
 
 T = TypeVar("T")
 
 
-def small_classes(queue_cap_tokens: int = 30, max_wait_s: float = 20.0) -> SLOClasses:
-    """Three classes with room for little."""
+def small_classes(queue_cap_tokens: int = 30, max_wait_s: float = 20.0, *, has_guarantees: bool = False) -> SLOClasses:
+    """Three classes with room for little; with guarantees, the upper two are refused or degraded if they were late."""
+    upper: tuple[Literal["refuse", "degrade", "queue"], ...] = (
+        ("degrade", "refuse") if has_guarantees else ("queue", "queue")
+    )
     return SLOClasses(
         tuple(
             SLOClass(
-                name, rank, (f"tier{rank}",), base_s, 100.0, 0.1, 1.0, rank < 2, "queue", lower, 0.9, 0.3, cap, wait_s
+                name, rank, (f"tier{rank}",), base_s, 100.0, tpot_s, 1.0, rank < 2, late, lower, 0.9, 0.3, cap, wait_s
             )
-            for rank, (name, base_s, lower, cap, wait_s) in enumerate(
+            for rank, (name, base_s, tpot_s, late, lower, cap, wait_s) in enumerate(
                 (
-                    ("high", 0.5, "middle", queue_cap_tokens, max_wait_s / 4),
-                    ("middle", 2.0, None, 2 * queue_cap_tokens, max_wait_s),
-                    ("low", 50.0, None, 4 * queue_cap_tokens, 2 * max_wait_s),
+                    ("high", 0.5, 0.1, upper[0], "middle", queue_cap_tokens, max_wait_s / 4),
+                    ("middle", 2.0, 0.1, upper[1], None, 2 * queue_cap_tokens, max_wait_s),
+                    ("low", 50.0, 0.4, "queue", None, 4 * queue_cap_tokens, 2 * max_wait_s),
                 )
             )
         ),
@@ -41,23 +54,44 @@ def small_classes(queue_cap_tokens: int = 30, max_wait_s: float = 20.0) -> SLOCl
 class SchedulerModel(SchedulerBooks):
     """Feeds two equal schedulers; asserts that they agree with each other, with the books and with the device."""
 
-    def __init__(self, config: SchedulerConfig, classes: SLOClasses, num_blocks: int, max_model_len: int) -> None:
-        super().__init__(config, classes, num_blocks, max_model_len)
-        self.scheduler, self._twin = (
-            Scheduler(config, classes, num_blocks, max_model_len, LatencyModel(make_coefficients())) for _ in range(2)
-        )
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        classes: SLOClasses,
+        num_blocks: int,
+        max_model_len: int,
+        coefficients: LatencyCoefficients | None = None,
+    ) -> None:
+        """
+        Args:
+            coefficients: of the latency model; None: nothing is predicted.
+        """
+
+        def model() -> LatencyModel | None:
+            return None if coefficients is None else LatencyModel(coefficients)
+
+        super().__init__(config, classes, num_blocks, max_model_len, model())
+        self.scheduler, self._twin = (Scheduler(config, classes, num_blocks, max_model_len, model()) for _ in range(2))
         self._device = DeviceModel(num_blocks, config.block_size)
+        self.duration_of: Callable[[SchedulerOutput], float] = lambda _: 0.0
+        """Of a step, once those before it are done."""
+        self.is_exact = False
+        """Steps take exactly as long as predicted."""
         self.failing: set[str] = set()
         """Requests whose next result is an error."""
         self.retries: list[tuple[float, dict[str, Any]]] = []
         """Groups refused for want of room: when to come back, and what was asked for."""
-        self.link = NO_LINK
+        self.next_link = NO_LINK
+        self._deadlines: dict[str, TokenDeadlines] = {}
         self._num_groups = 0
 
     def move_border(self, num_blocks: int | None) -> None:
         """From the next step on only blocks below the border go out; None: all."""
-        self.border = self.num_blocks if num_blocks is None else min(num_blocks, self.num_blocks)
-        self.link = NO_LINK if num_blocks is None else LinkSnapshot(num_blocks=self.border)
+        self.move(dataclasses.replace(self.link, num_blocks=num_blocks))
+
+    def move(self, link: LinkSnapshot) -> None:
+        """What the scheduler is shown from the next step on."""
+        self.next_link = link
 
     def _check_border(self, output: SchedulerOutput, used_before: set[int]) -> None:
         """Beyond the border only what is used already may be shared."""
@@ -81,10 +115,13 @@ class SchedulerModel(SchedulerBooks):
         slo: SLO,
         salt: str = "",
         reads_prefix_cache: bool = True,
+        tenant: str = "",
     ) -> Verdict:
         """Offer a group; judge the verdict."""
-        asked = {"prompts": prompts, "n": n, "max_tokens": max_tokens, "slo": slo, "salt": salt}
-        specs, chains = self._specs(prompts, n, max_tokens, slo, salt, reads_prefix_cache)
+        asked: dict[str, Any] = {"prompts": prompts, "n": n, "max_tokens": max_tokens, "slo": slo, "salt": salt}
+        asked["reads_prefix_cache"] = reads_prefix_cache
+        specs, chains = self._specs(prompts, n, max_tokens, slo, salt)
+        specs = [dataclasses.replace(s, reads_prefix_cache=reads_prefix_cache, tenant=tenant) for s in specs]
         verdict = self._both(lambda s: s.add(tuple(specs), self.now_s))
         self._judge(verdict, specs)
         if verdict.retry_after_s is not None:
@@ -94,10 +131,11 @@ class SchedulerModel(SchedulerBooks):
                 self._end(spec.request_id, "refused")
             else:
                 self.live[spec.request_id] = self._sequence(spec, index, verdict.granted, chain)
+                self._deadlines[spec.request_id] = self.scheduler._requests[spec.request_id].deadlines
         return verdict
 
     def _specs(
-        self, prompts: list[list[int]], n: int, max_tokens: int, slo: SLO, salt: str, reads_prefix_cache: bool
+        self, prompts: list[list[int]], n: int, max_tokens: int, slo: SLO, salt: str
     ) -> tuple[list[RequestSpec], list[list[int]]]:
         """Choice i has prompt i // n; also the prefix ids of each choice's prompt."""
         group_id = f"g{self._num_groups}"
@@ -114,17 +152,7 @@ class SchedulerModel(SchedulerBooks):
                 hashes = block_hashes(chain, self.config.block_size)
                 leader = None if request_id == leader_id else leader_id
                 specs.append(
-                    RequestSpec(
-                        request_id,
-                        group_id,
-                        len(prompt),
-                        max_tokens,
-                        hashes,
-                        slo,
-                        self.now_s,
-                        leader,
-                        reads_prefix_cache,
-                    )
+                    RequestSpec(request_id, group_id, len(prompt), max_tokens, hashes, slo, self.now_s, leader)
                 )
                 chains.append(list(chain))
         return specs, chains
@@ -144,19 +172,18 @@ class SchedulerModel(SchedulerBooks):
         before = {i: s for i, s in self.live.items() if i in self._tables}
         used_before = {b for table in self._tables.values() for b in table}
         used_before |= {b for step in self.steps for part in step.parts for b in part.table}
-        output = self._both(lambda s: s.schedule(self.now_s, self.link))
-        self._check_expired(output)
+        self.link = link = self.next_link
+        self.border = self.num_blocks if link.num_blocks is None else min(link.num_blocks, self.num_blocks)
+        output = self._both(lambda s: s.schedule(self.now_s, link))
+        self._check_left(output)
         self._check_preempted(output, before)
         starts = self._apply(output)
         self._check_starts(output, starts)
         self._check_protected(output)
         self._check_border(output, used_before)
-        self.steps.append(
-            Step(
-                output,
-                tuple(Part(s, self.live[s.request_id], tuple(self._tables[s.request_id])) for s in output.scheduled),
-            )
-        )
+        parts = [Part(s, self.live[s.request_id], tuple(self._tables[s.request_id])) for s in output.scheduled]
+        start_s = max(self.now_s, self.steps[-1].end_s) if self.steps else self.now_s
+        self.steps.append(Step(output, tuple(parts), start_s + self.duration_of(output)))
         if len(self.steps) == 1 and self.live and self.link.num_blocks is None:
             assert output.scheduled, f"nothing is scheduled, {len(self.live)} requests are live: {output.reasons}"
         return output
@@ -176,10 +203,13 @@ class SchedulerModel(SchedulerBooks):
         """Take in the oldest step."""
         self.execute(self.steps[0])
         step = self.steps.popleft()
+        self.now_s = max(self.now_s, step.end_s)
         result = StepResult(step.output.step_id, tuple(self._result(step, part) for part in step.parts))
         finished = self._both(lambda s: s.update(step.output, result, self.now_s))
         assert [f.request_id for f in finished] == self._expected_finishes(step, result)
         for one in finished:
+            if self._deadlines.pop(one.request_id).num_misses == 0:
+                self.counts.check_kept(one.request_id)
             self._leave(one.request_id, one.finish_reason.value)
         self.failing.clear()
         return finished
@@ -204,6 +234,7 @@ class SchedulerModel(SchedulerBooks):
         assert stats.num_running == len(self._tables)
         assert stats.num_running + stats.num_waiting == len(self.live)
         assert stats.num_preemptions == self.num_preemptions
+        self.counts.check(stats, set(self._tables))
         assert len(self.live) <= self.config.max_num_seqs + self.config.max_queued_requests
         if not self._tables and not self.steps:
             assert stats.num_blocks_used == 0, "blocks are lost"
@@ -218,7 +249,7 @@ class SchedulerModel(SchedulerBooks):
 
     def drain(self) -> None:
         """Run to the end; every step computes something, and recomputation is bounded, so it comes."""
-        self.move_border(None)
+        self.move(NO_LINK)
         while self.steps:
             self.update()
         kv_tokens = sum(s.spec.num_prompt_tokens + s.spec.max_tokens for s in self.live.values())
@@ -228,12 +259,20 @@ class SchedulerModel(SchedulerBooks):
             self.schedule_in_step()
             self.check()
         assert not self.live, f"no end after the work of {kv_tokens} tokens: livelock"
+        self.schedule_in_step()  # the link is shown once more, whether or not anything was left
         self.check()
 
     def retry(self) -> None:
-        """Whoever comes back when told, and finds nobody waiting, is not refused."""
+        """Whoever comes back when told, and finds nobody waiting, is not refused.
+
+        But for whose own targets cannot be kept even alone by now: its prefix is not cached any more, or steps have
+        turned out to take longer than predicted.
+        """
+        has_changed = self._tests_promises and (self.config.enable_prefix_caching or not self.is_exact)
         for retry_s, asked in self.retries[-5:]:
             self.now_s = max(self.now_s, retry_s)
-            assert self.add(**asked).kind is not VerdictKind.REFUSE
+            verdict = self.add(**asked)
+            is_out_of_reach = has_changed and verdict.reason is RefusalReason.CLASS_CLOSED
+            assert verdict.kind is not VerdictKind.REFUSE or is_out_of_reach
             self.abort(list(self.live))
             self.check()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.config import SchedulerConfig
+from scheduler.link import ClassFloor
 from scheduler.slo import SLO
 from tests.device_model import ALPHABET
+from tests.latency_builders import make_coefficients
 from tests.scheduler_model import SchedulerModel, small_classes
 
 CLASS_NAMES = ("high", "middle", "low")
@@ -23,11 +27,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         spare_tokens=st.integers(0, 12),
         caching=st.booleans(),
-        policy=st.sampled_from(["priority", "priority", "fcfs"]),
+        policy=st.sampled_from(["fcfs", "priority", "edf", "deadline", "deadline"]),
+        admission=st.sampled_from(["caps", "promise"]),
+        is_predicted=st.booleans(),
+        has_guarantees=st.booleans(),
         max_preemptions=st.integers(1, 3),
         max_victims=st.integers(1, 4),
     )
-    def make(self, block_size, num_blocks, max_num_seqs, spare_tokens, caching, policy, max_preemptions, max_victims):
+    def make(
+        self,
+        block_size,
+        num_blocks,
+        max_num_seqs,
+        spare_tokens,
+        caching,
+        policy,
+        admission,
+        is_predicted,
+        has_guarantees,
+        max_preemptions,
+        max_victims,
+    ):
         config = SchedulerConfig(
             max_num_batched_tokens=max_num_seqs + spare_tokens,
             max_num_seqs=max_num_seqs,
@@ -35,15 +55,35 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queued_requests=8,
             enable_prefix_caching=caching,
             scheduler_policy=policy,
+            admission=admission,
             max_preemptions=max_preemptions,
             max_victims_per_step=max_victims,
         )
-        self.model = SchedulerModel(config, small_classes(), num_blocks, num_blocks * block_size + 1)
+        self.model = SchedulerModel(
+            config,
+            small_classes(has_guarantees=has_guarantees),
+            num_blocks,
+            num_blocks * block_size + 1,
+            make_coefficients() if is_predicted else None,
+        )
 
-    @rule(num_blocks=st.one_of(st.none(), st.integers(1, 14)))
-    def move_border(self, num_blocks):
+    @rule(num_blocks=st.one_of(st.none(), st.integers(1, 14)), num_streamed=st.integers(0, 10))
+    def move_layers(self, num_blocks, num_streamed):
         """Layers come to or leave the device; what lies beyond the border is used up, not taken away."""
-        self.model.move_border(num_blocks)
+        border = None if num_blocks is None else min(num_blocks, self.model.num_blocks)
+        self.move(num_blocks=border, num_streamed_layers=num_streamed, num_resident_layers=10 - num_streamed)
+
+    def move(self, **changed):
+        self.model.move(dataclasses.replace(self.model.next_link, **changed))
+
+    @rule(names=st.sets(st.sampled_from(CLASS_NAMES)), tpot_s=st.sampled_from([0.02, 0.09]))
+    def close_and_open(self, names, tpot_s):
+        """Classes whose targets cannot be met by the plan in force; those that are never refused stay open."""
+        floors = tuple(
+            ClassFloor(c.name, c.when_infeasible == "queue" or c.name not in names, False, 1.0, tpot_s)
+            for c in self.model.classes
+        )
+        self.move(classes=floors)
 
     @rule(
         data=st.data(),
@@ -54,9 +94,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         reads=st.sampled_from([True, True, True, False]),
         degrade=st.booleans(),
         ttft_s=st.sampled_from([None, None, 0.1, 30.0]),
+        tpot_s=st.sampled_from([None, None, 0.06]),
         e2e_s=st.sampled_from([None, None, None, 3.0]),
+        tenant=st.sampled_from(["", "", "other"]),
     )
-    def add(self, data, num_prompts, n, name, salt, reads, degrade, ttft_s, e2e_s):
+    def add(self, data, num_prompts, n, name, salt, reads, degrade, ttft_s, tpot_s, e2e_s, tenant):
         capacity = self.model.num_blocks * self.model.config.block_size
         # Few different prompts, so that prefixes are shared: a repeated token, and now and then another at the end.
         prompts = []
@@ -65,8 +107,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             tail = data.draw(st.lists(st.integers(1, ALPHABET), max_size=2))
             prompts.append([1 + i // 3 % ALPHABET for i in range(length)] + tail)
         max_tokens = data.draw(st.integers(0, max(1, capacity // 2)))
-        slo = SLO(name, name, ttft_s, None, e2e_s, degrade)
-        self.model.add(prompts, n, max_tokens, slo, salt, reads)
+        slo = SLO(name, name, ttft_s, tpot_s, e2e_s, degrade)
+        self.model.add(prompts, n, max_tokens, slo, salt, reads, tenant)
 
     @rule(off_by=st.sampled_from([-1, 0, 0, 1]), share=st.floats(0.0, 1.0), n=st.integers(1, 2), fill=st.booleans())
     def add_at_the_boundary(self, off_by, share, n, fill):

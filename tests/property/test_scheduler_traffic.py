@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 
-from scheduler.config import SchedulerConfig
+from scheduler.config import PolicyName
 from scheduler.output import VerdictKind
-from tests.scheduler_traffic import TrafficRun, run_traffic, traffic_config
+from tests.scheduler_traffic import CHAOS, TrafficRun, World, draw_config, draw_world, run_traffic, traffic_config
 
+POLICIES = get_args(PolicyName)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,34 +30,59 @@ def offered(run: TrafficRun) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("num_in_flight", [1, 2])
-@pytest.mark.parametrize(("policy", "caching"), [("priority", True), ("priority", False), ("fcfs", True)])
-def test_traffic_keeps_every_promise(policy: str, caching: bool, num_in_flight: int) -> None:
-    run = run_traffic(7, 500, num_in_flight, traffic_config(policy, caching))
-    stats = run.model.scheduler.stats()
-    assert set(offered(run)) >= {"stop", "length", "abort", "error", "refused"}
-    assert stats.num_preemptions > 10 and stats.recomputed_tokens > 0 and run.model.num_copies > 10
-    assert (stats.prefix_cache_hits > 0) == caching
-    assert (run.num_head_preemptions > 0) == (policy == "priority")
-    assert stats.discarded_tokens > 0
-    assert {VerdictKind.ADMIT, VerdictKind.QUEUE, VerdictKind.REFUSE} <= run.kinds
+@pytest.mark.parametrize(
+    ("policy", "caching"),
+    [("fcfs", True), ("priority", True), ("priority", False), ("edf", True), ("deadline", True), ("deadline", False)],
+)
+def test_traffic_keeps_every_promise(policy: PolicyName, caching: bool, num_in_flight: int) -> None:
+    config = traffic_config(policy, caching)
+    runs = [run_traffic(8, 300, num_in_flight, config, world=world) for world in (CHAOS, World())]
+    stats = [run.model.scheduler.stats() for run in runs]
+    assert {outcome for run in runs for outcome in offered(run)} >= {"stop", "length", "abort", "error", "refused"}
+    assert sum(s.num_preemptions for s in stats) > 10 and sum(s.recomputed_tokens for s in stats) > 20
+    assert sum(run.model.num_copies for run in runs) > 10
+    assert all((s.prefix_cache_hits > 0) == caching for s in stats)
+    assert any(run.num_head_preemptions for run in runs) == (policy != "fcfs")
+    assert any(s.discarded_tokens for s in stats)
+    assert {kind for run in runs for kind in run.kinds} >= {VerdictKind.ADMIT, VerdictKind.QUEUE, VerdictKind.REFUSE}
 
 
-@pytest.mark.parametrize("first_seed", range(0, 40, 10))
-def test_schedulers_of_every_shape_keep_every_promise(first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + 10):
+@pytest.mark.parametrize("admission", ["caps", "promise"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_step_of_every_kind(policy: PolicyName, admission: Literal["caps", "promise"]) -> None:
+    """10,240 in all: with and without predictions, in step and with a step in flight, in worlds of every kind."""
+    for index, (is_predicted, num_in_flight) in enumerate(itertools.product((True, False), (1, 2))):
+        for seed in range(4 * index, 4 * index + 4):
+            rng = random.Random(seed)
+            config = dataclasses.replace(draw_config(rng, policy), admission=admission)
+            world = dataclasses.replace(draw_world(rng), is_predicted=is_predicted)
+            run_traffic(seed, 80, num_in_flight, config, rng.randint(4, 40), world)
+
+
+def test_where_steps_are_exact_targets_are_kept_without_misses() -> None:
+    """A request is late by its own deadlines, or its targets are kept as a client measures them: many are not late."""
+    for policy in ("priority", "edf", "deadline"):
+        world = World(has_guarantees=True, offers_per_turn=0.15)
+        run = run_traffic(5, 400, 1, traffic_config(policy), 60, world)
+        assert run.model.counts.num_without_misses > 40
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_life_of_every_policy(policy: PolicyName) -> None:
+    """400,000 steps in all."""
+    for index, is_predicted in enumerate((True, False)):
+        world = World(is_predicted, noise=0.2, has_guarantees=True, moves=True, num_tenants=5)
+        run_traffic(1000 + index, 50_000, 1 + index, traffic_config(policy), world=world)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first_seed", range(10_000, 14_000, 200))
+def test_many_lives_of_every_shape(first_seed: int) -> None:
+    """600,000 steps in all."""
+    for seed in range(first_seed, first_seed + 200):
         rng = random.Random(seed)
-        max_num_seqs = rng.randint(1, 8)
-        config = SchedulerConfig(
-            max_num_batched_tokens=max_num_seqs + rng.choice((0, 1, 5, 20, 60)),
-            max_num_seqs=max_num_seqs,
-            block_size=rng.choice((1, 2, 4, 8)),
-            max_queued_requests=rng.choice((2, 8, 24)),
-            enable_prefix_caching=rng.random() < 0.7,
-            scheduler_policy=rng.choice(("priority", "priority", "fcfs")),
-            max_preemptions=rng.randint(1, 3),
-            max_victims_per_step=rng.choice((1, 2, 16)),
-        )
-        run_traffic(seed, 200, rng.choice((1, 2)), config, num_blocks=rng.randint(4, 40))
+        run_traffic(seed, 150, rng.choice((1, 2)), draw_config(rng), rng.randint(4, 40), draw_world(rng))
 
 
 def test_a_small_pool_serves_everything_that_fits() -> None:
