@@ -87,6 +87,23 @@ def test_what_runs_when_its_class_closes_runs_on() -> None:
     assert finished == ["length", "length"]
 
 
+def test_what_waits_when_its_class_closes_is_refused_as_a_closed_class() -> None:
+    core = make_core(ScriptedOffload(LinkSnapshot(), LinkSnapshot(classes=(CLOSED,))))
+    long = AddGroup(
+        group_id="fills the pool",
+        prompts=(tuple(range(20, 76)),),
+        n=1,
+        sampling=SamplingParams(max_tokens=8),
+        slo=SLORequest(requested="realtime", granted="realtime"),
+        arrival_s=1000.0,
+    )
+    assert not turn(core, long, ask("interactive")).refused
+    (refused,) = turn(core).refused
+    assert (refused.group_id, refused.reason, refused.retry_after_s) == ("interactive False", "slo_infeasible", None)
+    assert "'interactive' is closed" in refused.message
+    assert core.num_live_choices == 1
+
+
 def test_blocks_beyond_the_border_go_to_nobody() -> None:
     """13 tokens are 4 blocks of 4; of 16 blocks 5 may be handed out."""
     core = make_core(ScriptedOffload(LinkSnapshot(num_blocks=5)))
