@@ -89,7 +89,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="*", default=list(POLICIES), metavar="POLICY+ADMISSION")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL[,model=NAME]")
     parser.add_argument("--rate", type=float, default=RATE_PER_S, help="requests/s of which --multiples are taken")
-    parser.add_argument("--multiples", type=float, nargs="+", default=[1.0, 3.0, 5.0])
+    parser.add_argument("--multiples", type=float, nargs="+", default=[1.0, 2.5, 4.0])
     parser.add_argument("--requests", type=int, default=60, help="of each run")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
