@@ -206,7 +206,8 @@ def test_steps_by_the_metrics_of_a_server(tmp_path: Path) -> None:
         return "\n".join(["# TYPE headrace_step_seconds histogram", *lines, f"headrace_step_seconds_sum {seconds}", ""])
 
     found = parse_step_totals(metrics(50.0, 2.5)).since(parse_step_totals(metrics(10.0, 0.5)))
-    assert (found.num_steps, found.mean_s) == (40, pytest.approx(0.05))
+    assert found.num_steps == 40
+    assert found.mean_s == pytest.approx(0.05)
     found.write(tmp_path / "steps.json")
     assert StepTotals.read(tmp_path / "steps.json") == found
     with pytest.raises(ValueError, match="no headrace_step_seconds"):
