@@ -54,14 +54,14 @@ class ClassLane:
         request = self._front.first()
         if request is None:
             request = self._relegated.first()
-        if self._returned and (request is None or self._returned[0][0] < _place(request)):
+        if self._returned and (request is None or self._returned[0][0] < place_of(request)):
             return self._returned[0][1]
         return request
 
     def push(self, request: Request) -> None:
         """Let it wait for its turn, at its place in the order."""
         if request.num_preemptions:
-            bisect.insort(self._returned, (_place(request), request))
+            bisect.insort(self._returned, (place_of(request), request))
             return
         tenant, turns = self._tenant_of(request), self._turns_of(request)
         if tenant not in turns:
@@ -89,7 +89,7 @@ class ClassLane:
         return True
 
     def _remove_returned(self, request: Request) -> bool:
-        index = bisect.bisect_left(self._returned, _place(request), key=_place_of_entry)
+        index = bisect.bisect_left(self._returned, place_of(request), key=_place_of_entry)
         if index == len(self._returned) or self._returned[index][1] is not request:
             return False
         del self._returned[index]
@@ -114,7 +114,7 @@ class ClassLane:
         assert not any(request.is_relegated for request in self._front)
         assert all(request.is_relegated for request in self._relegated)
         for place, request in self._returned:
-            assert request.num_preemptions and place == _place(request), f"{request.request_id} never ran"
+            assert request.num_preemptions and place == place_of(request), f"{request.request_id} never ran"
         assert all(a[0] < b[0] for a, b in itertools.pairwise(self._returned)), "out of order"
         with_turns = [*self._front, *self._relegated]
         assert not any(request.num_preemptions for request in with_turns), "what ran before waits for a turn"
@@ -123,7 +123,8 @@ class ClassLane:
         self._service.check({self._tenant_of(request) for request in with_turns})
 
 
-def _place(request: Request) -> Place:
+def place_of(request: Request) -> Place:
+    """In its class, among those that wait and those whose prompts are computed in part."""
     return (request.is_relegated, request.order)
 
 

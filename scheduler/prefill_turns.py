@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from scheduler.class_lane import place_of
 from scheduler.policy import Backlog, Policy
 from scheduler.request import Request, RequestStatus
 
@@ -22,7 +23,7 @@ class PrefillTurns:
     ) -> None:
         """
         Args:
-            partials: running requests that lack more than one token, in the policy's order.
+            partials: running requests that lack more than one token, in the order of their places.
             heads: the first waiting request of each class that has any.
             head_of: that of a class, as the queue is when it is called.
         """
@@ -86,10 +87,10 @@ class PrefillTurns:
         self._changed.clear()
 
     def _offer(self, head: Request) -> None:
-        """It may start. In one class the policy's order decides between who runs and who waits."""
+        """It may start. In one class the place decides between who runs and who waits."""
         name, rank = head.slo_class.name, self._blocked_rank
         if name in self._blocked_classes or (rank is not None and head.rank >= rank):
             return
         partial = self._candidates.get(name)
-        if partial is None or head.order < partial.order:
+        if partial is None or place_of(head) < place_of(partial):
             self._candidates[name] = head

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from scheduler.admission import AdmissionControl
 from scheduler.chunk_tile import ChunkTile
+from scheduler.class_lane import place_of
 from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
 from scheduler.decode_load import DecodeLoad
@@ -32,7 +33,7 @@ from scheduler.policy import Backlog, Policy, new_request
 from scheduler.preemption import Preemption
 from scheduler.prefill_pace import PrefillPace
 from scheduler.prefill_turns import PrefillTurns
-from scheduler.request import FinishReason, OrderKey, Request, RequestSpec, RequestStatus
+from scheduler.request import FinishReason, Request, RequestSpec, RequestStatus
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
 from scheduler.start_needs import StartPlanner
@@ -325,7 +326,7 @@ class Scheduler:
                 added = self._kv.allocate_slots(request, request.position + 1)
                 assert added is not None
                 plan.add(request, 1, num_blocks, added)
-        return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=_order)
+        return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=place_of)
 
     def _make_room_for_token(self, request: Request, plan: StepPlan) -> bool:
         """Make sure that the next token has a slot. False: not in this step, or the request yielded itself."""
@@ -556,7 +557,3 @@ class Scheduler:
 
 def _shares_of(classes: SLOClasses) -> ClassShares:
     return ClassShares({c.name: c.share for c in classes}, {c.name: SHARE_WINDOW * c.max_wait_s for c in classes})
-
-
-def _order(request: Request) -> OrderKey:
-    return request.order

@@ -40,7 +40,7 @@ def test_traffic_keeps_every_promise(policy: PolicyName, caching: bool, num_in_f
     stats = [run.model.scheduler.stats() for run in runs]
     assert {outcome for run in runs for outcome in offered(run)} >= {"stop", "length", "abort", "error", "refused"}
     assert sum(s.num_preemptions for s in stats) > 10 and sum(s.recomputed_tokens for s in stats) > 20
-    assert sum(run.model.num_copies for run in runs) > 10
+    assert sum(run.model.num_copies for run in runs) > 5
     assert all((s.prefix_cache_hits > 0) == caching for s in stats)
     assert any(run.num_head_preemptions for run in runs) == (policy != "fcfs")
     assert any(s.discarded_tokens for s in stats)
