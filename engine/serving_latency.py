@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.latency_fit import fit_latency
 from engine.record_cache import RecordTooSmallError, find_record, make_fingerprint
+from engine.run_delay import run_delay_s
 from kernels.native_library import NativeLibrary
 from offload.errors import OffloadError
 from offload.fingerprint import Fingerprint
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 ReportProgress = Callable[[str, float], None]
 """Phase and fraction done, 0..1."""
+MAX_DELAY_SHARE = 0.1
+"""Of the time of measuring, waited for a processor over all threads: a record with more is not kept."""
 _WITHOUT = "steps are not predicted (%s); --no-predict-steps goes without from the start"
 
 
@@ -88,7 +91,15 @@ def _measured_record(fingerprint: Fingerprint, parts: ServingParts, report: Repo
         ImplausibleRecordError: something else was computing all the time.
     """
     logger.info("no performance record of this model and these options: measuring a brief one, about 2 s")
+    before_s = run_delay_s()
     record = PerformanceRecord(fingerprint, measure_brief(parts, lambda fraction: report("measuring steps", fraction)))
+    delay_s, wall_s = run_delay_s(), record.measurements.wall_s
+    if before_s is not None and delay_s is not None and delay_s - before_s > MAX_DELAY_SHARE * wall_s:
+        logger.warning(
+            "other processes held the processors for %.1f of the %.1f s in which steps were measured: the record holds "
+            "for this start, and the next one measures again", delay_s - before_s, wall_s,
+        )  # fmt: skip
+        return record
     path = record_path(records_directory(os.environ), fingerprint, is_brief=True)
     try:
         write_record(path, record)
