@@ -283,7 +283,9 @@ class Scheduler:
         head = self._policy.choose(heads, self._backlog(plan.now_s, ()))
         if next(self._running.below(head.rank), None) is None or not self._may_take(head, plan.now_s):
             return
-        if self._is_hopeless(head, plan.now_s) or self._starter.is_too_many(head):  # it could not start all the same
+        if head.is_relegated or self._is_hopeless(head, plan.now_s):  # it would be late all the same
+            return
+        if self._starter.is_too_many(head):  # it could not start all the same
             return
         start = self._starts.needs_of(head)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()

@@ -27,17 +27,19 @@ def test_the_request_that_room_was_made_for_starts_though_a_victim_is_due_before
     assert tokens_of(output) == {"high": 8}
 
 
-def test_nobody_yields_to_a_request_that_cannot_be_in_time() -> None:
-    """It goes behind the others of its class: not it would start in the place of the victim, but nobody."""
+@pytest.mark.parametrize("names", [("late", "next"), ("late",)])
+def test_nobody_yields_to_a_request_that_cannot_be_in_time(names: tuple[str, ...]) -> None:
+    """It goes behind all that can, so that not it, but nobody might start in the place of the victim."""
     classes = SLOClasses(tuple(dataclasses.replace(c, when_infeasible="queue") for c in DEFAULT_CLASSES))
     config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=1, block_size=BLOCK_SIZE)
     scheduler = Scheduler(config, classes, 400, 1600, LatencyModel(make_coefficients()))
     scheduler.add((make_spec("low", 8, 30, slo_class="batch"),), 0.0)
     step(scheduler, 0.1)
-    for name in ("late", "next"):  # 300 tokens at 1 ms each and more, due in 0.43 s
+    for name in names:  # 300 tokens at 1 ms each and more, due in 0.43 s
         scheduler.add((make_spec(name, 300, 4, slo_class="realtime", arrival_s=0.1),), 0.1)
-    output, _ = step(scheduler, 0.2)
-    assert output.preempted == () and tokens_of(output) == {"low": 1}
+    for now_s in (0.2, 0.3, 0.4):
+        output, _ = step(scheduler, now_s)
+        assert output.preempted == () and tokens_of(output) == {"low": 1}
 
 
 def test_the_request_that_room_was_made_for_starts_though_a_class_is_owed_its_share(
