@@ -26,7 +26,7 @@ def test_steps_are_predicted_and_only_the_first_start_measures(tiny_model_path: 
     with HeadraceProcess(str(tiny_model_path), *ARGUMENTS, cache_path=fresh_cache_path) as server:
         assert _num_predicted(server) >= NUM_TOKENS
         assert any("measuring a brief one" in line for line in server.lines)
-    if not list((fresh_cache_path / "records").glob("*.json")):  # other tests were computing: it is not kept, and says so
+    if not list((fresh_cache_path / "records").glob("*.json")):  # beside other tests it is not kept
         assert any("other processes held the processors" in line for line in server.lines)
         return
     (path,) = (fresh_cache_path / "records").iterdir()
