@@ -190,7 +190,8 @@ class Scheduler:
         for reason in budget.reasons:
             plan.explain(reason)
         is_alone = not len(self._steps) and not plan.has_copies
-        prediction = self._timing.begin(plan.scheduled, link, is_alone=is_alone)
+        features = budget.features_of(plan.num_tokens, plan.num_samples)
+        prediction = self._timing.begin(plan.scheduled, link, is_alone=is_alone, features=features)
         if prediction is not None:
             self._end_s = start_s + prediction.mean_s
         num_seats = self._config.max_num_seqs - len(self._running)

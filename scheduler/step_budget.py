@@ -131,6 +131,12 @@ class StepBudget:
         self._has_prefill = True
         self._has_long_prompt = self._has_long_prompt or self._is_long(request)
 
+    def features_of(self, num_tokens: int, num_samples: int) -> StepFeatures | None:
+        """The step's, where all that was to be part of it is: so many tokens and samples. None: nobody counted it."""
+        features = self._features
+        is_whole = features.num_rows == num_tokens and features.num_samples == num_samples
+        return features if is_whole else None
+
     def reserve(self, tokens_floor: int) -> None:
         """A class is owed its share: the next `fit` gives at least that many tokens, whatever the budget."""
         self._num_reserved = tokens_floor

@@ -17,7 +17,10 @@ class StepPlan:
     def __init__(self, step_id: int, now_s: float, max_tokens: int, max_victims: int) -> None:
         self.step_id = step_id
         self.now_s = now_s
+        self.num_tokens = 0
+        """That the step computes."""
         self.num_tokens_left = max_tokens
+        self.num_samples = 0
         self.num_victims_left = max_victims
         self.beneficiary: Request | None = None
         """The waiting request that victims made room for: the one that may start in a step that preempted."""
@@ -38,13 +41,17 @@ class StepPlan:
     def add(self, request: Request, num_tokens: int, first_block: int, new_block_ids: tuple[int, ...]) -> None:
         """Schedule the next `num_tokens` tokens of a request; it samples if they are its last known ones."""
         position = request.num_computed_tokens + request.num_scheduled_tokens
-        samples = position + num_tokens == request.num_known_tokens and request.max_tokens > 0
+        num_known = request.num_prompt_tokens + request.num_output_tokens + request.num_pending_samples
+        samples = position + num_tokens == num_known and request.max_tokens > 0
         self._scheduled.append(
             ScheduledRequest(request.request_id, num_tokens, position, first_block, new_block_ids, samples)
         )
         self._entries.append(StepEntry(request, num_tokens, samples, request.num_preemptions))
         request.num_scheduled_tokens += num_tokens
-        request.num_pending_samples += samples
+        if samples:
+            request.num_pending_samples += 1
+            self.num_samples += 1
+        self.num_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
     def copy(self, copies: tuple[BlockCopy, ...]) -> None:

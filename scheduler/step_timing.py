@@ -31,17 +31,24 @@ class StepTiming:
         """Of the step begun last."""
 
     def begin(
-        self, scheduled: Sequence[ScheduledRequest], link: LinkSnapshot, *, is_alone: bool
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        link: LinkSnapshot,
+        *,
+        is_alone: bool,
+        features: StepFeatures | None = None,
     ) -> StepPrediction | None:
         """Of a step that is scheduled now; None: there is no model, or nothing to compute.
 
         Args:
             is_alone: no other step is in flight and no block is copied; else its duration is not its own.
+            features: of `scheduled`; None: to be counted.
         """
         self._decodes = None
         if self._model is None or not scheduled:
             return None
-        features = StepFeatures.of(scheduled)
+        if features is None:
+            features = StepFeatures.of(scheduled)
         if features.num_decodes:
             self._decodes = features.decodes_only()
         prediction = self._model.begin(features, link)
@@ -60,7 +67,7 @@ class StepTiming:
         """The step is done; one that failed in part tells nothing."""
         if self._model is None or prediction is None:
             return
-        if not any(one.finish_reason is FinishReason.ERROR for one in result.results):
+        if FinishReason.ERROR not in [one.finish_reason for one in result.results]:
             self._model.observe(prediction, duration_s)
 
     def check(self) -> None:
