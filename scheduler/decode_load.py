@@ -105,18 +105,19 @@ class RunningDecodes:
         self._batch = VirtualBatch()
         self._tightest_s: dict[int, float] = {}
         """By rank, of protected requests that are not lost."""
-        for request in running:
-            self.add(request)
+        self.add(running)
 
-    def add(self, request: Request) -> None:
-        """It runs."""
-        deadlines = request.deadlines
-        tpot_s = deadlines.tpot_s
-        self._batch.add(tpot_s, request.num_prompt_tokens + request.num_output_tokens)
-        if request.is_protected and not deadlines.is_lost and tpot_s >= self._load.least_s:
-            rank = request.rank
-            if tpot_s < self._tightest_s.get(rank, math.inf):
-                self._tightest_s[rank] = tpot_s
+    def add(self, requests: Iterable[Request]) -> None:
+        """They run."""
+        add_to_batch, tightest_s, least_s = self._batch.add, self._tightest_s, self._load.least_s
+        for request in requests:
+            deadlines = request.deadlines
+            tpot_s = deadlines.tpot_s
+            add_to_batch(tpot_s, request.num_prompt_tokens + request.num_output_tokens)
+            if request.is_protected and not deadlines.is_lost and tpot_s >= least_s:
+                rank = request.rank
+                if rank not in tightest_s or tpot_s < tightest_s[rank]:
+                    tightest_s[rank] = tpot_s
 
     def allows(self, newcomer: Request) -> bool:
         """Whether the protected requests of its class and of higher ones still get their tokens in time beside it."""

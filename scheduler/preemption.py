@@ -122,16 +122,16 @@ class Preemption:
 
     def _eligible(self, candidates: Iterable[Request]) -> Iterator[Request]:
         """Those that may yield, and would give something."""
-        pool = self._kv.pool
+        pool, max_preemptions = self._kv.pool, self._config.max_preemptions
         for request in candidates:
-            is_pinned = request.num_preemptions >= self._config.max_preemptions
+            is_pinned = request.num_preemptions >= max_preemptions
             if not is_pinned and num_shared_blocks(request, pool) < len(request.block_ids):
                 yield request
 
     def _is_spared(self, request: Request, now_s: float) -> bool:
         """Whether it is nearly done, or came back a moment ago."""
         block_size = self._config.block_size
-        if request.spec.num_kv_tokens - request.position <= NEAR_END_BLOCKS * block_size:
+        if request.num_kv_tokens - request.position <= NEAR_END_BLOCKS * block_size:
             return True
         if not request.num_preemptions:
             return False
@@ -203,11 +203,13 @@ class Preemption:
         and blocks of decodes.
         """
         num_tokens = num_blocks = 0
+        block_size = self._config.block_size
         for request in self._running:
             wanted = request.num_tokens_to_compute
             if wanted == 1:
                 num_tokens += 1
-                num_blocks += self._kv.num_blocks_to_take(request, request.position + 1)
+                if request.num_computed_tokens + request.num_scheduled_tokens >= len(request.block_ids) * block_size:
+                    num_blocks += self._kv.num_blocks_to_take(request, request.position + 1)
             elif request.order < head.order:
                 num_tokens += wanted
         return num_tokens, num_blocks

@@ -92,7 +92,7 @@ class Starter:
         request.started_s = plan.now_s
         self._running.add(request)
         if plan.decodes is not None:
-            plan.decodes.add(request)
+            plan.decodes.add((request,))
         self._groups.start(request.spec.group_id)
         if request.admitted_s is None:
             self._admit(request, start.leader, plan)
