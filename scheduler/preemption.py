@@ -93,7 +93,7 @@ class Preemption:
         if (num_seats <= 0 and num_blocks <= 0) or num_tokens >= self._config.max_num_batched_tokens:
             return []
         candidates = [r for r in self._eligible(self._running.below(head.rank)) if not self._is_spared(r, now_s)]
-        most = heapq.nlargest(max_victims, (len(r.block_ids) + 1 for r in candidates))
+        most = heapq.nlargest(max_victims, [len(r.block_ids) + 1 for r in candidates])
         if sum(most) + self._watermark_blocks < num_blocks:
             return []  # whatever they share: before anything is counted block by block
         need = _Need(
@@ -131,7 +131,8 @@ class Preemption:
     def _is_spared(self, request: Request, now_s: float) -> bool:
         """Whether it is nearly done, or came back a moment ago."""
         block_size = self._config.block_size
-        if request.num_kv_tokens - request.position <= NEAR_END_BLOCKS * block_size:
+        num_left = request.num_kv_tokens - request.num_computed_tokens - request.num_scheduled_tokens
+        if num_left <= NEAR_END_BLOCKS * block_size:
             return True
         if not request.num_preemptions:
             return False

@@ -15,7 +15,7 @@ stay with the youngest step in flight that uses them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler.admission import AdmissionControl
 from scheduler.chunk_tile import ChunkTile
@@ -316,20 +316,27 @@ class Scheduler:
             elif num_tokens == 1:
                 decodes.append(request)
         left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
-        if left_out:
-            decodes.sort(key=left_out.__contains__)  # they come last, and only where all others lack blocks
-        block_size = self._config.block_size
-        for request in decodes:
-            if left_out and plan.scheduled and request in left_out:
-                break
-            num_blocks = len(request.block_ids)
-            if request.num_computed_tokens + request.num_scheduled_tokens < num_blocks * block_size:
-                plan.add(request, 1, num_blocks, ())
-            elif request.status is RequestStatus.RUNNING and self._make_room_for_token(request, plan):
+        if not left_out:
+            self._schedule_tokens(decodes, plan)
+        else:
+            self._schedule_tokens([request for request in decodes if request not in left_out], plan)
+            for request in decodes:  # the others come last, and only where all of these lack blocks
+                if plan.scheduled:
+                    break
+                if request in left_out:
+                    budget.lose_count()
+                    self._schedule_tokens((request,), plan)
+        return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=place_of)
+
+    def _schedule_tokens(self, decodes: Iterable[Request], plan: StepPlan) -> None:
+        """Give each its token; whoever gets no block for it gets none."""
+        rest = iter(decodes)
+        while (request := plan.add_decodes(rest, self._config.block_size)) is not None:
+            if request.status is RequestStatus.RUNNING and self._make_room_for_token(request, plan):
+                first_block = len(request.block_ids)
                 added = self._kv.allocate_slots(request, request.position + 1)
                 assert added is not None
-                plan.add(request, 1, num_blocks, added)
-        return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=place_of)
+                plan.add(request, 1, first_block, added)
 
     def _make_room_for_token(self, request: Request, plan: StepPlan) -> bool:
         """Make sure that the next token has a slot. False: not in this step, or the request yielded itself."""

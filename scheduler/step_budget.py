@@ -55,6 +55,7 @@ class StepBudget:
         self._limits = limits
         self._tile = tile
         self._features = StepFeatures()
+        self._is_counted = True
         self._decodes: Collection[Request] = ()
         """Those that are part of the step already."""
         self._slack_s = math.inf
@@ -135,7 +136,11 @@ class StepBudget:
         """The step's, where all that was to be part of it is: so many tokens and samples. None: nobody counted it."""
         features = self._features
         is_whole = features.num_rows == num_tokens and features.num_samples == num_samples
-        return features if is_whole else None
+        return features if is_whole and self._is_counted else None
+
+    def lose_count(self) -> None:
+        """Something is part of the step that was left out of it."""
+        self._is_counted = False
 
     def reserve(self, tokens_floor: int) -> None:
         """A class is owed its share: the next `fit` gives at least that many tokens, whatever the budget."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from scheduler.decode_load import RunningDecodes
 from scheduler.latency_model import StepPrediction
@@ -53,6 +53,36 @@ class StepPlan:
             self.num_samples += 1
         self.num_tokens += num_tokens
         self.num_tokens_left -= num_tokens
+
+    def add_decodes(self, decodes: Iterator[Request], block_size: int) -> Request | None:
+        """Schedule one token each, as long as there is room for it in their last blocks.
+
+        This is `add` for the many, without a call for each.
+
+        Returns:
+            The first that needs a block, taken out of `decodes`; None: all are scheduled.
+        """
+        scheduled, entries = self._scheduled, self._entries
+        num_before, num_samples, needs_block = len(scheduled), 0, None
+        for request in decodes:
+            num_blocks = len(request.block_ids)
+            position = request.num_computed_tokens + request.num_scheduled_tokens
+            if position >= num_blocks * block_size:
+                needs_block = request
+                break
+            num_known = request.num_prompt_tokens + request.num_output_tokens + request.num_pending_samples
+            samples = position + 1 == num_known and request.max_tokens > 0
+            scheduled.append(ScheduledRequest(request.request_id, 1, position, num_blocks, (), samples))
+            entries.append(StepEntry(request, 1, samples, request.num_preemptions))
+            request.num_scheduled_tokens += 1
+            if samples:
+                request.num_pending_samples += 1
+                num_samples += 1
+        num_tokens = len(scheduled) - num_before
+        self.num_tokens += num_tokens
+        self.num_tokens_left -= num_tokens
+        self.num_samples += num_samples
+        return needs_block
 
     def copy(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy blocks before the step computes; the step holds the reference that `KVCacheManager.fork` took."""
