@@ -13,10 +13,10 @@ from engine.simulation.traffic import Traffic, TrafficClass, draw_traffic, make_
 from loadgen.traces.importer import ImportConfig, import_trace
 
 MIX = (
-    TrafficClass("realtime", 45.0, (100, 1000), (20, 120)),
-    TrafficClass("interactive", 25.0, (500, 4000), (50, 300)),
-    TrafficClass("standard", 15.0, (1000, 12000), (100, 500)),
-    TrafficClass("batch", 15.0, (2000, 16000), (100, 600)),
+    TrafficClass("realtime", 45.0, (100, 1000), (10, 60)),
+    TrafficClass("interactive", 25.0, (500, 4000), (25, 150)),
+    TrafficClass("standard", 15.0, (1000, 12000), (50, 250)),
+    TrafficClass("batch", 15.0, (2000, 16000), (50, 300)),
 )
 """Short prompts that are urgent, long ones that are not; so long that an accelerator is busy for minutes."""
 HOST_MIX = (

@@ -25,9 +25,9 @@ EXPERIMENTS = {
     "E12": Experiments.misprediction,
 }
 TRACES = {
-    "code": ("azure_llm_2023_code.csv", 1500, False),
-    "conversation": ("azure_llm_2023_conv.csv", 1500, False),
-    "mooncake": ("mooncake_fast25_conversation_head.jsonl", 500, True),
+    "code": ("azure_llm_2023_code.csv", 1200, False),
+    "conversation": ("azure_llm_2023_conv.csv", 1000, False),
+    "mooncake": ("mooncake_fast25_conversation_head.jsonl", 400, True),
 }
 """Name of the file, requests of a window, and whether its clock is coarse."""
 POLICIES = ("fcfs", "priority", "edf", "deadline")
@@ -60,8 +60,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     """Raises TraceError: a trace cannot be read."""
     mix, scale = (HOST_MIX, 2) if options.host else (MIX, 1)
     if options.quick:
-        mix, scale = HOST_MIX, 40
-    workloads: list[Workload] = [bursty_mix(mix, 1500 // scale), steady_mix(mix, 1500 // scale)]
+        mix, scale = HOST_MIX, 30
+    workloads: list[Workload] = [bursty_mix(mix, 1200 // scale), steady_mix(mix, 1200 // scale)]
     if options.traces is not None:
         workloads += [
             trace_windows(name, options.traces / file, num_requests // scale, has_coarse_clock=is_coarse)
