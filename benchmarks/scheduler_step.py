@@ -1,15 +1,21 @@
-"""Python time of one schedule + update, without a model: `python -m benchmarks.scheduler_step`.
+"""Python time of `schedule` and of `update`, without a model: `python -m benchmarks.scheduler_step`.
 
-Prints the median and the 99th percentile over the steps, in milliseconds of processor time, for several numbers of
-running requests; then the same with a latency model that predicts each step and learns from it.
+Prints the median and the 99th percentile over the steps, in milliseconds of the thread's processor time, for each
+policy and for several numbers of running and waiting requests of three classes. Steps are predicted, and what waits
+moves up as requests end. A run is repeated, and of a step the least time counts: equal runs decide the same, and what
+neighbours on the machine take is not the scheduler's.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import gc
 import statistics
 import time
+from typing import Literal, get_args
 
-from scheduler.config import SchedulerConfig
+from scheduler.config import PolicyName, SchedulerConfig
 from scheduler.latency_coefficients import LatencyCoefficients
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK
@@ -19,18 +25,66 @@ from scheduler.request import RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLO, SLOClasses
 
+AdmissionName = Literal["caps", "promise"]
 NUM_PROMPT_TOKENS = 256
-MAX_TOKENS = 1000
-NUM_STEPS = 900
+MIN_OUTPUT_TOKENS = 200
+NUM_OUTPUT_LENGTHS = 700
+NUM_TENANTS = 50
 BLOCK_SIZE = 16
-COEFFICIENTS = LatencyCoefficients(Ramp(5e-3, (8.0, 64.0, 512.0), (1e-4, 3e-4, 4e-4)), Ramp(1e-3, (64.0,), (1e-4,)))
+MAX_BLOCKS = 80
+"""Of one request."""
+CLASS_NAMES = ("standard", "batch", "standard", "interactive")
+"""In turn."""
+COEFFICIENTS = LatencyCoefficients(Ramp(5e-3, (8.0, 64.0, 512.0), (1e-5, 3e-5, 4e-5)), Ramp(1e-3, (64.0,), (1e-5,)))
+NUM_STEPS = 700
+NUM_WARM_UP_STEPS = 100
 
 
-def spec(name: str, arrival_s: float, num_waiting_salt: int = 0) -> RequestSpec:
+@dataclasses.dataclass(slots=True)
+class Times:
+    """Milliseconds of each step after the warm-up, and how many requests it computed."""
+
+    schedule_ms: list[float]
+    update_ms: list[float]
+    num_scheduled: list[int]
+
+    def least(self, other: Times) -> Times:
+        """Of two equal runs."""
+        assert self.num_scheduled == other.num_scheduled, "equal runs decide the same"
+        return Times(
+            list(map(min, self.schedule_ms, other.schedule_ms)),
+            list(map(min, self.update_ms, other.update_ms)),
+            self.num_scheduled,
+        )
+
+
+def make_scheduler(policy: PolicyName, admission: AdmissionName, num_running: int, num_waiting: int) -> Scheduler:
+    """With all requests added at once; no class's cap refuses any.
+
+    Where promises are tested, nobody asks for one that could not be kept: the last class is left out.
+    """
+    config = SchedulerConfig(
+        max_num_seqs=num_running,
+        max_num_batched_tokens=2048,
+        max_queued_requests=num_running + num_waiting,
+        scheduler_policy=policy,
+        admission=admission,
+    )
+    classes = SLOClasses(tuple(dataclasses.replace(c, queue_cap_tokens=10**9) for c in SLOClasses()))
+    scheduler = Scheduler(config, classes, num_running * MAX_BLOCKS, 4096, latency=LatencyModel(COEFFICIENTS))
+    class_names = CLASS_NAMES if admission == "caps" else CLASS_NAMES[:-1]
+    for index in range(num_running + num_waiting):
+        scheduler.add((spec_of(index, class_names[index % len(class_names)]),), 0.0)
+    return scheduler
+
+
+def spec_of(index: int, slo_class: str) -> RequestSpec:
     """A request whose prompt is unlike any other."""
-    hashes = tuple(f"{name}-{i}-{num_waiting_salt}".encode() for i in range(NUM_PROMPT_TOKENS // BLOCK_SIZE))
-    slo = SLO("standard", "standard")
-    return RequestSpec(name, name, NUM_PROMPT_TOKENS, MAX_TOKENS, hashes, slo, arrival_s)
+    name = f"r{index}"
+    hashes = tuple(f"{name}-{i}".encode() for i in range(NUM_PROMPT_TOKENS // BLOCK_SIZE))
+    max_tokens = MIN_OUTPUT_TOKENS + index % NUM_OUTPUT_LENGTHS
+    slo, tenant = SLO(slo_class, slo_class), f"t{index % NUM_TENANTS}"
+    return RequestSpec(name, name, NUM_PROMPT_TOKENS, max_tokens, hashes, slo, 0.0, tenant=tenant)
 
 
 def result_of(scheduled: ScheduledRequest) -> RequestResult:
@@ -41,38 +95,57 @@ def result_of(scheduled: ScheduledRequest) -> RequestResult:
     return RequestResult(scheduled.request_id, int(scheduled.samples), None, hashes)
 
 
-def measure(num_running: int, num_waiting: int, latency: LatencyModel | None = None) -> tuple[list[float], int]:
-    """Milliseconds of each decode step, and how many requests ran."""
-    config = SchedulerConfig(max_num_seqs=num_running, max_num_batched_tokens=max(2048, num_running))
-    scheduler = Scheduler(config, SLOClasses(), num_blocks=num_running * 80, max_model_len=4096, latency=latency)
-    for index in range(num_running + num_waiting):
-        scheduler.add((spec(f"r{index}", 0.0),), 0.0)
-    times_ms: list[float] = []
-    num_decoding = 0
+def measure(policy: PolicyName, admission: AdmissionName, num_running: int, num_waiting: int) -> Times:
+    """One run; each step takes as long as predicted."""
+    scheduler = make_scheduler(policy, admission, num_running, num_waiting)
+    times, now_s = Times([], [], []), 0.0
+    gc.collect()
+    gc.freeze()  # as a server's start does: what waits is not walked through
     for step in range(NUM_STEPS):
-        begin = time.thread_time()
-        output = scheduler.schedule(step * 0.01, NO_LINK)
-        scheduled_s = time.thread_time() - begin
+        begin_s = time.thread_time()
+        output = scheduler.schedule(now_s, NO_LINK)
+        scheduled_s = time.thread_time() - begin_s
+        now_s += output.predicted_s or 0.01
         result = StepResult(output.step_id, tuple(map(result_of, output.scheduled)))
-        begin = time.thread_time()
-        scheduler.update(output, result, step * 0.01)
-        if output.num_tokens == len(output.scheduled):
-            times_ms.append((time.thread_time() - begin + scheduled_s) * 1e3)
-            num_decoding = len(output.scheduled)
-    return times_ms, num_decoding
+        begin_s = time.thread_time()
+        scheduler.update(output, result, now_s)
+        updated_s = time.thread_time() - begin_s
+        if step >= NUM_WARM_UP_STEPS:
+            times.schedule_ms.append(scheduled_s * 1e3)
+            times.update_ms.append(updated_s * 1e3)
+            times.num_scheduled.append(len(output.scheduled))
+    gc.unfreeze()
+    return times
 
 
 def main() -> None:
-    """Print one line for each load."""
-    print(f"{'running':>8} {'waiting':>8} {'median ms':>10} {'p99 ms':>10} {'predicted ms':>13} {'p99 ms':>10}")
-    for num_running, num_waiting in ((1, 0), (32, 0), (32, 100), (64, 100), (256, 800)):
-        times_ms, num_decoding = measure(num_running, num_waiting)
-        predicted_ms, _ = measure(num_running, num_waiting, LatencyModel(COEFFICIENTS))
-        p99, predicted_p99 = (statistics.quantiles(times, n=100)[98] for times in (times_ms, predicted_ms))
-        print(
-            f"{num_decoding:>8} {num_waiting:>8} {statistics.median(times_ms):>10.3f} {p99:>10.3f} "
-            f"{statistics.median(predicted_ms):>13.3f} {predicted_p99:>10.3f}"
-        )
+    """Print one line for each policy and load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", nargs="+", default=get_args(PolicyName), choices=get_args(PolicyName))
+    parser.add_argument("--admission", default="caps", choices=get_args(AdmissionName))
+    parser.add_argument("--running", nargs="+", type=int, default=(1, 32, 64, 256))
+    parser.add_argument("--waiting", nargs="+", type=int, default=(0, 100, 1000, 10000))
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    print(f"{'':>8} {'':>8} {'':>8} {'':>8} {'schedule ms':>19} {'update ms':>19}")
+    names = ("policy", "running", "waiting", "computed", "median", "p99", "median", "p99")
+    print(" ".join(f"{name:>{_width(index)}}" for index, name in enumerate(names)))
+    for policy in options.policies:
+        for num_running in options.running:
+            for num_waiting in options.waiting:
+                times = measure(policy, options.admission, num_running, num_waiting)
+                for _ in range(options.repeats - 1):
+                    times = times.least(measure(policy, options.admission, num_running, num_waiting))
+                num_scheduled = statistics.median(times.num_scheduled)
+                print(f"{policy:>8} {num_running:>8} {num_waiting:>8} {num_scheduled:>8.0f}", end="")
+                for values in (times.schedule_ms, times.update_ms):
+                    p99 = statistics.quantiles(values, n=100)[98]
+                    print(f" {statistics.median(values):>10.3f} {p99:>8.3f}", end="")
+                print(flush=True)
+
+
+def _width(column: int) -> int:
+    return 10 if column in (4, 6) else 8
 
 
 if __name__ == "__main__":
