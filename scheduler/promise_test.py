@@ -20,7 +20,7 @@ from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output_lengths import future_peak_blocks
 from scheduler.policy import Policy
-from scheduler.prefill_cost import PrefillCost
+from scheduler.prefill_cost import PrefillCost, PrefillQuote
 from scheduler.promise_book import PromiseBook, is_guaranteed
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
@@ -123,41 +123,38 @@ class PromiseTest:
 
     def _short_alone(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Shortfall | None:
         """By the mean, without a margin: who asks for what the machine can do is not sent away for ever."""
-        first = group[0]
+        if len(group) > self._config.max_num_seqs:
+            return Shortfall(
+                f"{len(group)} choices would need seats at a time, this server has {self._config.max_num_seqs}", None
+            )
         trust = self._trust(now_s)
-        num_rows = min(len(group), self._config.max_num_seqs)
         context = max(spec.num_prompt_tokens for spec in group) + 1
-        tpot_s = first.slo.tpot_target_s(slo_class)
-        step_s = trust * self._model.mean_s(
-            StepFeatures(0, num_rows, num_rows * context, context, 0.0, num_rows), self._link
-        )
+        features = StepFeatures(0, len(group), len(group) * context, context, 0.0, len(group))
+        step_s = trust * self._model.mean_s(features, self._link)
+        tpot_s = group[0].slo.tpot_target_s(slo_class)
         if step_s > tpot_s and any(spec.max_tokens > 1 for spec in group):
             return Shortfall(
                 f"{step_s * 1000:.1f} ms per output token are expected even with nothing beside it, the target is "
                 f"{tpot_s * 1000:g} ms",
                 None,
             )
-        if len(group) > self._config.max_num_seqs:
-            return Shortfall(
-                f"{len(group)} choices would need seats at a time, this server has {self._config.max_num_seqs}", None
-            )
-        leaders = [spec for spec in group if spec.leader_id is None]
-        cached = [self._book.num_cached_tokens(spec, spec.block_hashes) for spec in leaders]
-        prompts_s = trust * sum(
-            self._prefills.alone_s(num_cached, spec.num_prompt_tokens, self._link)
-            for spec, num_cached in zip(leaders, cached, strict=True)
+        prompts_s, target_s = 0.0, math.inf
+        for spec, num_cached in self._prompts(group):
+            prompts_s += trust * self._prefills.alone_s(num_cached, spec.num_prompt_tokens, self._link)
+            target_s = min(target_s, spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached))
+        if prompts_s <= target_s - self._config.egress_s:
+            return None
+        return Shortfall(
+            f"the first token is expected {prompts_s:.3g} s after the start even with nothing beside it, the "
+            f"target is {target_s:.3g} s",
+            None,
         )
-        target_s = min(
-            spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached)
-            for spec, num_cached in zip(leaders, cached, strict=True)
-        )
-        if prompts_s > target_s - self._config.egress_s:
-            return Shortfall(
-                f"the first token is expected {prompts_s:.3g} s after the start even with nothing beside it, the "
-                f"target is {target_s:.3g} s",
-                None,
-            )
-        return None
+
+    def _prompts(self, group: tuple[RequestSpec, ...]) -> Iterator[tuple[RequestSpec, int]]:
+        """The choices that compute a prompt, each with what it would find in the prefix cache."""
+        for spec in group:
+            if spec.leader_id is None:
+                yield spec, self._book.num_cached_tokens(spec, spec.block_hashes)
 
     def _trust(self, now_s: float) -> float:
         """Factor on predictions: less than 1 where steps long past say that the machine is slower than its record."""
@@ -177,7 +174,7 @@ class PromiseTest:
             return Shortfall(
                 f"{decodes_s * 1000:.1f} ms per output token are expected beside what runs and was promised, the "
                 f"tightest target there is {load.guaranteed_s * 1000:g} ms, and prompts need a part of it",
-                self._until_ended(load.ends_s, 1.0 - bearable_s / decodes_s),
+                _until_ended(load.ends_s, 1.0 - bearable_s / decodes_s),
             )
         return (
             self._short_of_memory(load, slo_class)
@@ -246,7 +243,7 @@ class PromiseTest:
             return None
         return Shortfall(
             f"what runs and was promised may come to need {peak} KV blocks with it, {num_blocks} are there",
-            self._until_ended(load.ends_s, 1.0 - num_blocks / peak),
+            _until_ended(load.ends_s, 1.0 - num_blocks / peak),
         )
 
     def _num_blocks(self, slo_class: SLOClass) -> int:
@@ -269,30 +266,26 @@ class PromiseTest:
         return Shortfall(
             f"all {self._config.max_num_seqs} seats are taken or promised, and {num_missing} more are needed within "
             f"{target_s:.3g} s",
-            _bounded(wait_s) if wait_s < math.inf else self._until_ended(load.ends_s, 1.0),
+            _bounded(wait_s) if wait_s < math.inf else _until_ended(load.ends_s, 1.0),
         )
 
     def _short_of_time(
         self, load: _Load, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float
     ) -> Shortfall | None:
+        """Of the steps of those that run, for its prompt and for those that were accepted before."""
         book, first = self._book, group[0]
-        work, num_cached = Work(), []
+        work, target_s = Work(0, 0.0), math.inf
         for spec in group:
-            num_cached.append(book.num_cached_tokens(spec, spec.block_hashes) if spec.leader_id is None else 0)
-            work += book.work_of(spec, num_cached[-1])
-        target_s = min(
-            spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num)
-            for spec, num in zip(group, num_cached, strict=True)
-            if spec.leader_id is None
-        )
-        budget_s = min(load.protected_s, self._config.max_step_s)
-        waiting = sum(self._queue.num_tokens_by_class.values())
-        num_tokens = load.num_prefill_tokens + waiting + work.num_tokens
-        quote = self._prefills.beside(self._decodes.rows(load.batch, budget_s), budget_s, num_tokens, self._link)
+            if spec.leader_id is not None:
+                work += book.work_of(spec, 0)
+        for spec, num_cached in self._prompts(group):
+            work += book.work_of(spec, num_cached)
+            target_s = min(target_s, spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached))
+        quote = self._quote(load, work)
         if quote is None:
             return Shortfall(
                 f"the decodes beside it leave no time for its prompt, the target is {target_s:.3g} s",
-                self._until_ended(load.ends_s, 0.0),
+                _until_ended(load.ends_s, 0.0),
             )
         stretch = 1.0 / (1.0 - book.margin.value)
         cost = quote.cost.stretched(stretch / (1.0 - self._share_of_others()))
@@ -313,6 +306,13 @@ class PromiseTest:
             )
         return None
 
+    def _quote(self, load: _Load, work: Work) -> PrefillQuote | None:
+        """What prompts cost beside the decodes to come; None: these leave no time."""
+        budget_s = min(load.protected_s, self._config.max_step_s)
+        waiting = sum(self._queue.num_tokens_by_class.values())
+        num_tokens = load.num_prefill_tokens + waiting + work.num_tokens
+        return self._prefills.beside(self._decodes.rows(load.batch, budget_s), budget_s, num_tokens, self._link)
+
     def _least_cost(self) -> WorkCost:
         """Of prompts with nothing beside them: what cannot be in time at this cost is lost."""
         if self._least is None:
@@ -331,12 +331,13 @@ class PromiseTest:
             return 0.0
         return min(sum(c.share for c in self._classes if not is_guaranteed(c) and self._shares.is_behind(c.name)), 0.9)
 
-    def _until_ended(self, ends_s: list[float], share: float) -> float:
-        """When that share of those that run, at least one, has ended."""
-        if not ends_s:
-            return MIN_RETRY_S
-        num_ended = min(max(math.ceil(share * len(ends_s)), 1), len(ends_s))
-        return _bounded(sorted(ends_s)[num_ended - 1])
+
+def _until_ended(ends_s: list[float], share: float) -> float:
+    """When that share of those that end then, at least one, has ended."""
+    if not ends_s:
+        return MIN_RETRY_S
+    num_ended = min(max(math.ceil(share * len(ends_s)), 1), len(ends_s))
+    return _bounded(sorted(ends_s)[num_ended - 1])
 
 
 def _bounded(seconds: float) -> float:

@@ -79,10 +79,10 @@ def test_an_idle_server_refuses_only_what_cannot_be_kept_alone(
     """Invariant 26's ground: a request alone is served as fast as it can be, and refused only if that is too late."""
     slo = SLO(slo_class, slo_class, ttft_s, tpot_s)
     spec = RequestSpec("a", "a", num_prompt_tokens, max_tokens, (), slo, 0.0)
-    alone = PromiseRig(make_config(policy, admission="caps"))
+    alone = PromiseRig(make_config(policy, admission="caps", egress_s=0.0))
     alone.run([(spec, None)])
     can_be_kept = alone.served["a"].broken(alone.classes) is None
-    verdict = PromiseRig(make_config(policy)).offer(spec)
+    verdict = PromiseRig(make_config(policy, egress_s=0.0)).offer(spec)
     if can_be_kept:
         assert verdict.kind is VerdictKind.ADMIT
     if verdict.kind is VerdictKind.REFUSE:
