@@ -18,7 +18,7 @@ class Counted:
 
     spec: RequestSpec
     num_computed: int = 0
-    """Leading tokens that were computed at some time, or found at the first start."""
+    """Leading tokens that were computed at some time, or found in the cache at a start."""
     admitted_s: float | None = None
     ttft_target_s: float = 0.0
     times_s: list[float] = dataclasses.field(default_factory=list)
@@ -58,6 +58,10 @@ class CountBooks:
             self.num_prompt_shared += num_known
         else:
             self.num_prompt_cached += num_known
+
+    def restarted(self, name: str, num_known: int) -> None:
+        """After a preemption, behind so many tokens of the prefix cache."""
+        self._live[name].num_computed = max(self._live[name].num_computed, num_known)
 
     def computed(self, name: str, start: int, end: int) -> None:
         """Tokens start..end-1 of it, and that was not for nothing."""

@@ -235,8 +235,11 @@ class SchedulerBooks:
         if admission is not None:
             self._admitted.add(name)
             self.num_started_prompt_tokens += spec.num_prompt_tokens
-            num_known, is_shared = scheduled.num_computed_tokens, spec.leader_id in self._tables
-            self.counts.started(name, num_known, admission.ttft_target_s, self.now_s, is_shared=is_shared)
+            is_shared = spec.leader_id in self._tables
+            num_known, ttft_s = scheduled.num_computed_tokens, admission.ttft_target_s
+            self.counts.started(name, num_known, ttft_s, self.now_s, is_shared=is_shared)
+        else:
+            self.counts.restarted(name, scheduled.num_computed_tokens)
         is_pinned = self._num_preemptions.get(name, 0) >= self.config.max_preemptions
         last = spec.num_prompt_tokens + max(spec.max_tokens - 1, 0) if is_pinned else sequence.num_committed_tokens
         assert len(self._tables[name]) * self.config.block_size >= last, f"{name} starts without room"
@@ -321,7 +324,7 @@ class SchedulerBooks:
                     assert self.live[start].rank < self.live[victim].rank, f"{victim} yields to its equal {start}"
                     assert victim not in self.spared, f"{victim} was to be spared"
             grew = any(s.new_block_ids and s.request_id not in starts for s in output.scheduled)
-            lacked = grew or bool({"no_block_for_decode", "no_time", "decode_load"} & set(output.reasons))
+            lacked = grew or bool({"no_block_for_decode", "long_prompt"} & set(output.reasons))
             assert starts or lacked or self.steps, f"{output.preempted} yield, and nobody gains"
         # Whoever yielded, and the choices that waited for it, have their turn in the next step.
         away = set(output.preempted)
