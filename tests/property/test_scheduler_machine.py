@@ -190,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=250,
+    max_examples=200,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
