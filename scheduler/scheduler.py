@@ -29,10 +29,10 @@ from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.memory_demand import memory_demand
 from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult, Verdict, VerdictKind
-from scheduler.policy import Backlog, Policy, new_request
+from scheduler.policy import Policy, new_request
 from scheduler.preemption import Preemption
 from scheduler.prefill_pace import PrefillPace
-from scheduler.prefill_turns import PrefillTurns
+from scheduler.prefill_phase import PrefillPhase
 from scheduler.request import FinishReason, Request, RequestSpec, RequestStatus
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
@@ -49,10 +49,6 @@ MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
 SHARE_WINDOW = 0.1
 """Of the time after which its requests expire: over that a class gets its share of step time."""
-STEPS_PER_RESERVATION = 8
-"""A class behind its share may cost protected deadlines once in so many steps, by one tile."""
-MAX_MISFITS_PER_STEP = 4
-MAX_RELEGATIONS_PER_STEP = 16
 CHARGED_OUTPUT_TOKENS = 8
 """Output is charged to its tenant in portions, not at every step."""
 
@@ -104,7 +100,7 @@ class Scheduler:
         self._limits = BudgetLimits(max_s=config.max_step_s, long_prompt_tokens=config.long_prompt_tokens)
         self._tile = ChunkTile(self._budget_model, config.block_size, config.max_num_batched_tokens)
         self._pace = PrefillPace(self._tile.s_per_token)
-        self._starter = Starter(
+        starter = Starter(
             config,
             self._starts,
             self._kv,
@@ -116,8 +112,20 @@ class Scheduler:
             self._decode_load if rights.gates_starts else None,
             self._is_late,
         )
+        self._prefills = PrefillPhase(
+            config,
+            classes,
+            self._policy,
+            self._queue,
+            self._running,
+            self._starts,
+            starter,
+            self._admission,
+            self._shares,
+            self._tile,
+            self._pace,
+        )
         self._next_step_id = 0
-        self._last_reservation_step = -STEPS_PER_RESERVATION
         self._end_s = 0.0
         """Predicted end of the youngest step in flight."""
         self._link = NO_LINK
@@ -186,7 +194,7 @@ class Scheduler:
         start_s = max(now_s, self._end_s) if len(self._steps) else now_s
         budget = StepBudget(self._budget_model, link, start_s, self._limits, self._tile)
         prefills = self._schedule_decodes(plan, budget)
-        self._schedule_prefills(prefills, plan, budget)
+        self._prefills.run(prefills, plan, budget)
         for reason in budget.reasons:
             plan.explain(reason)
         is_alone = not len(self._steps) and not plan.has_copies
@@ -278,15 +286,8 @@ class Scheduler:
 
     def _make_room_for_head(self, plan: StepPlan) -> None:
         """Let strictly lower classes yield to the first waiting request, if that is enough for it to start."""
-        heads = self._heads()
-        if not heads:
-            return
-        head = self._policy.choose(heads, self._backlog(plan.now_s, ()))
-        if next(self._running.below(head.rank), None) is None or not self._may_take(head, plan.now_s):
-            return
-        if head.is_relegated or self._is_hopeless(head, plan.now_s):  # it would be late all the same
-            return
-        if self._starter.is_too_many(head):  # it could not start all the same
+        head = self._prefills.in_need(plan.now_s)
+        if head is None:
             return
         start = self._starts.needs_of(head)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
@@ -297,14 +298,6 @@ class Scheduler:
             plan.beneficiary = head
         for victim in victims:
             self._preempt(victim, plan)
-
-    def _may_take(self, head: Request, now_s: float) -> bool:
-        """Whether others may have to yield to it now: where it would be late two steps from now, or nobody knows."""
-        s_per_token = self._pace.s_per_token
-        if not self._policy.rights.waits_to_preempt or s_per_token is None:
-            return True
-        start_by_s = head.deadlines.next_s - head.num_tokens_to_compute * s_per_token
-        return start_by_s - now_s < 2 * self._limits.max_s
 
     def _schedule_decodes(self, plan: StepPlan, budget: StepBudget) -> list[Request]:
         """Give one token to each running request that lacks one; return those that lack more, in policy order."""
@@ -369,121 +362,6 @@ class Scheduler:
         self._counters.num_preemptions += 1
         plan.preempted.append(request.request_id)
         plan.num_victims_left -= 1
-
-    def _schedule_prefills(self, prefills: Sequence[Request], plan: StepPlan, budget: StepBudget) -> None:
-        """Spend the rest of the budgets in the policy's order, on what runs and what waits."""
-        turns = PrefillTurns(prefills, self._heads(), self._head_of, self._policy, self._backlog(plan.now_s, prefills))
-        self._serve_owed_class(turns, plan, budget)
-        num_misfits = num_relegations = 0
-        while (request := turns.next()) is not None and num_misfits < MAX_MISFITS_PER_STEP:
-            if plan.num_tokens_left <= 0:
-                plan.explain("no_tokens")
-                plan.has_backlog = True
-                return
-            if num_relegations < MAX_RELEGATIONS_PER_STEP and self._is_hopeless(request, plan.now_s):
-                self._queue.relegate(request)
-                turns.took(request)
-                num_relegations += 1
-            elif not self._schedule_prefill(request, turns, plan, budget):
-                num_misfits += 1
-
-    def _serve_owed_class(self, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> None:
-        """A class behind its share goes first; now and then it gets a tile whatever the others' deadlines."""
-        if self._shares is None or plan.beneficiary is not None:  # others have yielded to that one in this step
-            return
-        owed = self._shares.owed()
-        request = None if owed is None else turns.of_class(owed)
-        if request is None or plan.num_tokens_left <= 0:
-            return
-        if plan.step_id - self._last_reservation_step >= STEPS_PER_RESERVATION:
-            budget.reserve(self._tile.tokens)
-            plan.is_reserved = True
-        if self._schedule_prefill(request, turns, plan, budget):
-            plan.explain("share")
-            if plan.is_reserved:
-                self._last_reservation_step = plan.step_id
-        plan.is_reserved = False
-        budget.reserve(0)  # what is reserved is no other class's
-
-    def _schedule_prefill(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
-        """Give a request's prompt what fits. False: nothing does, and it has had its turn."""
-        if request.status is RequestStatus.WAITING:
-            return self._start(request, turns, plan, budget)
-        num_tokens = budget.fit(request, request.num_tokens_to_compute, plan.num_tokens_left)
-        if num_tokens == 0:
-            self._leave_for_later(request, turns, plan)
-            return False
-        budget.add(request, num_tokens)
-        plan.add(request, num_tokens, len(request.block_ids), ())
-        turns.took(request)
-        return True
-
-    def _start(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
-        """Let a waiting request run and compute its first tokens. False: it lacks something, nothing changed."""
-        start = self._starts.needs_of(request)
-        lacks = self._starter.why_not(request, start, plan)
-        if lacks is not None:
-            plan.explain(lacks)
-            if lacks == "preempted":  # the one that room was made for may come later: a victim can be due before it
-                turns.drop(request)
-            else:
-                turns.block_starts(request.rank)
-            return False
-        if not plan.is_reserved and self._starter.is_too_many_in(plan, request):
-            plan.explain("decode_load")
-            turns.drop(request)
-            return False
-        if request is plan.beneficiary:  # others yielded to it: it takes a block's tokens, whatever the time
-            budget.reserve(self._config.block_size)
-        num_tokens = self._starter.num_tokens_that_fit(request, start, plan, budget)
-        if num_tokens == 0:
-            self._leave_for_later(request, turns, plan)
-            return False
-        is_first = request.admitted_s is None
-        self._starter.start(request, start, num_tokens, plan, budget)
-        turns.took(request)
-        if is_first:
-            self._charge(request, request.spec.num_prompt_tokens - request.num_computed_tokens, 0)
-        self._admission.started(request, plan.now_s)
-        return True
-
-    def _leave_for_later(self, request: Request, turns: PrefillTurns, plan: StepPlan) -> None:
-        plan.explain("no_time")
-        plan.has_backlog = True
-        turns.drop(request)
-
-    def _is_hopeless(self, request: Request, now_s: float) -> bool:
-        """Whether a request that waits for its first token will be late even if nothing else is computed."""
-        s_per_token = self._pace.s_per_token
-        if not self._policy.rights.relegates or s_per_token is None or request.is_relegated:
-            return False
-        if request.status is not RequestStatus.WAITING or request.first_token_s is not None:
-            return False
-        return now_s + request.num_tokens_to_compute * s_per_token > request.deadlines.next_s
-
-    def _heads(self) -> list[Request]:
-        """The first waiting request of each class that has any."""
-        firsts = [self._head_of(head.slo_class.name) for head in self._queue.heads()]
-        return [request for request in firsts if request is not None]
-
-    def _head_of(self, class_name: str) -> Request | None:
-        """The first waiting request of a class, past those whose leader still computes their prompt."""
-        while (head := self._queue.head_of(class_name)) is not None and self._waits_for_leader(head):
-            self._queue.remove(head)
-            self._queue.park(head)
-        return head
-
-    def _waits_for_leader(self, head: Request) -> bool:
-        leader = self._starts.leader_of(head)
-        return leader is not None and leader.num_computed_tokens < head.spec.num_prompt_tokens
-
-    def _backlog(self, now_s: float, partials: Sequence[Request]) -> Backlog:
-        def tokens_above(rank: int) -> int:
-            waiting = self._queue.num_tokens_by_class
-            above = sum(waiting[c.name] for c in self._classes if c.rank < rank)
-            return above + sum(r.num_tokens_to_compute for r in partials if r.rank < rank)
-
-        return Backlog(now_s, self._pace.s_per_token, tokens_above)
 
     def _is_late(self, request: Request) -> bool:
         """Whether the plan in force cannot meet its targets, whatever the load."""
