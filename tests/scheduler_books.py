@@ -19,6 +19,7 @@ from scheduler.slo import SLOClasses
 from tests.count_books import CountBooks
 from tests.device_model import ModelSequence, PrefixIds
 from tests.start_books import StartBooks
+from tests.step_books import check_decodes, check_time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,7 @@ class SchedulerBooks:
         """Of those that ran before the last step: those that a waiting request must not take from."""
         self.link = NO_LINK
         """As it was shown last."""
+        self._is_predicted = model is not None
         self._tests_promises = model is not None and config.admission == "promise" and config.scheduler_policy != "fcfs"
         self.border = num_blocks
         """Blocks at or beyond it go to nobody."""
@@ -196,6 +198,10 @@ class SchedulerBooks:
     def _apply(self, output: SchedulerOutput) -> list[str]:
         """Enter a step into the books; returns who started."""
         assert output.num_tokens <= self.config.max_num_batched_tokens
+        check_time(output)
+        ready = [name for name in self._tables if self._num_to_compute(name) == 1]
+        policy = self.config.scheduler_policy
+        check_decodes(output, ready, policy, is_predicted=self._is_predicted)
         assert len({s.request_id for s in output.scheduled}) == len(output.scheduled)
         starts = []
         for scheduled in output.scheduled:
@@ -221,6 +227,12 @@ class SchedulerBooks:
         assert sum(t in targets for table in self._tables.values() for t in table) == len(targets)
         self.num_copies += len(targets)
         return starts
+
+    def _num_to_compute(self, name: str) -> int:
+        """Tokens that a running request lacks, past those in flight."""
+        sequence, spec = self.live[name], self.live[name].spec
+        known = sequence.num_committed_tokens + self._pending[name]
+        return min(known, spec.num_prompt_tokens + max(spec.max_tokens - 1, 0)) - self._positions[name]
 
     def _start(self, scheduled: ScheduledRequest, sequence: ModelSequence, output: SchedulerOutput) -> None:
         name, spec = scheduled.request_id, sequence.spec

@@ -84,6 +84,7 @@ def draw_config(rng: random.Random, policy: PolicyName | None = None) -> Schedul
         admission=rng.choice(("caps", "promise")),
         max_preemptions=rng.randint(1, 3),
         max_victims_per_step=rng.choice((1, 2, 16)),
+        max_step_s=rng.choice((0.03, 0.2)),
         long_prompt_tokens=rng.choice((20, 8192)),
     )
 
