@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 from scheduler.request import RequestSpec
 from scheduler.slo import SLOClasses
@@ -27,8 +28,18 @@ class Counted:
 class CountBooks:
     """Totals over all requests, those that have left included."""
 
-    def __init__(self, classes: SLOClasses) -> None:
+    def __init__(self, classes: SLOClasses, egress_s: float, *, has_promises: bool) -> None:
+        """
+        Args:
+            has_promises: guaranteed classes get a promise, which is kept or broken.
+        """
         self._classes = classes
+        self._egress_s = egress_s
+        self._has_promises = has_promises
+        self._last_event_s = -math.inf
+        """When a request started or had a token."""
+        self.num_kept = 0
+        self.num_broken = 0
         self._live: dict[str, Counted] = {}
         self._by_class = dict.fromkeys(classes.names, 0)
         self.num_prompt_computed = 0
@@ -42,25 +53,51 @@ class CountBooks:
         """Requests of two tokens or more that kept all their deadlines."""
 
     def added(self, spec: RequestSpec) -> None:
-        self._live[spec.request_id] = Counted(spec)
+        target_s = spec.slo.ttft_target_s(self._classes.get(spec.slo.granted), spec.num_prompt_tokens)
+        self._live[spec.request_id] = Counted(spec, ttft_target_s=target_s)
         self._by_class[spec.slo.granted] += 1
 
-    def left(self, name: str, *, has_expired: bool) -> None:
-        self._by_class[self._live.pop(name).spec.slo.granted] -= 1
-        self.num_expired += has_expired
+    def left(self, name: str, outcome: str) -> None:
+        counted = self._live.pop(name)
+        self._by_class[counted.spec.slo.granted] -= 1
+        self.num_expired += outcome == "expired"
+        if not self._has_promises or self._classes.get(counted.spec.slo.granted).when_infeasible == "queue":
+            return
+        has_ended, is_kept = outcome in ("stop", "length"), self._broken(counted) is None
+        if outcome != "error" and (has_ended or not is_kept):  # whoever leaves in time counts neither way
+            self.num_kept += is_kept
+            self.num_broken += not is_kept
+
+    def _broken(self, counted: Counted) -> str | None:
+        """Which of the targets was missed, on the scheduler's clock; None: none so far."""
+        times_s, spec = counted.times_s, counted.spec
+        slo_class = self._classes.get(spec.slo.granted)
+        tpot_s = slo_class.tpot_s if spec.slo.tpot_s is None else spec.slo.tpot_s
+        due_s = spec.arrival_s + counted.ttft_target_s - self._egress_s
+        if not times_s:
+            return "no first token" if spec.max_tokens and self._last_event_s > due_s else None
+        if times_s[0] > due_s + ROUNDING_S:
+            return "a late first token"
+        if times_s[-1] - times_s[0] > (len(times_s) - 1) * tpot_s + ROUNDING_S:
+            return "late tokens"
+        stall_s = max((b - a for a, b in itertools.pairwise(times_s)), default=0.0)
+        limit_s = math.inf if slo_class.max_stall_s is None else max(slo_class.max_stall_s, tpot_s)
+        return "a stall" if stall_s > limit_s + ROUNDING_S else None
 
     def started(self, name: str, num_known: int, ttft_target_s: float, now_s: float, *, is_shared: bool) -> None:
         """For the first time, behind so many tokens of its leader or of the prefix cache."""
         counted = self._live[name]
         counted.admitted_s, counted.ttft_target_s = now_s, ttft_target_s
+        self._last_event_s = now_s
         counted.num_computed = num_known
         if is_shared:
             self.num_prompt_shared += num_known
         else:
             self.num_prompt_cached += num_known
 
-    def restarted(self, name: str, num_known: int) -> None:
+    def restarted(self, name: str, num_known: int, now_s: float) -> None:
         """After a preemption, behind so many tokens of the prefix cache."""
+        self._last_event_s = now_s
         self._live[name].num_computed = max(self._live[name].num_computed, num_known)
 
     def computed(self, name: str, start: int, end: int) -> None:
@@ -77,21 +114,14 @@ class CountBooks:
         assert counted.admitted_s is not None
         assert counted.spec.arrival_s <= counted.admitted_s <= (counted.times_s or [now_s])[-1] <= now_s
         counted.times_s.append(now_s)
+        self._last_event_s = now_s
 
     def check_kept(self, name: str) -> None:
         """The scheduler says that no token of it was late: then the targets are kept, as a client measures them."""
         counted = self._live[name]
-        times_s, spec = counted.times_s, counted.spec
-        slo_class = self._classes.get(spec.slo.granted)
-        tpot_s = slo_class.tpot_s if spec.slo.tpot_s is None else spec.slo.tpot_s
-        if not times_s:
-            return
-        assert times_s[0] - spec.arrival_s <= counted.ttft_target_s + ROUNDING_S, f"{name}: a late first token"
-        assert times_s[-1] - times_s[0] <= (len(times_s) - 1) * tpot_s + ROUNDING_S, f"{name}: late tokens"
-        stall_s = max((b - a for a, b in itertools.pairwise(times_s)), default=0.0)
-        if slo_class.max_stall_s is not None:
-            assert stall_s <= max(slo_class.max_stall_s, tpot_s) + ROUNDING_S, f"{name}: a stall"
-        self.num_without_misses += len(times_s) > 1
+        if counted.times_s:
+            assert self._broken(counted) is None, f"{name}: {self._broken(counted)}"
+        self.num_without_misses += len(counted.times_s) > 1
 
     def check(self, stats: SchedulerStats, running: set[str]) -> None:
         """Between any two calls."""
@@ -102,6 +132,7 @@ class CountBooks:
         assert stats.generation_tokens == self.num_sampled
         assert stats.discarded_tokens == self.num_discarded
         assert stats.num_expired == self.num_expired
+        assert (stats.promises.num_kept, stats.promises.num_broken) == (self.num_kept, self.num_broken)
         waiting = dict(self._by_class)
         for name in running:
             waiting[self._live[name].spec.slo.granted] -= 1

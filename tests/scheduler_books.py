@@ -78,14 +78,14 @@ class SchedulerBooks:
         self._started_s: dict[str, float] = {}  # the last time
         self._started_groups: set[str] = set()
         self._admitted: set[str] = set()
+        self._is_predicted = model is not None
+        self._tests_promises = model is not None and config.admission == "promise" and config.scheduler_policy != "fcfs"
         self._starts = StartBooks(config, classes, model)
-        self.counts = CountBooks(classes)
+        self.counts = CountBooks(classes, config.egress_s, has_promises=self._tests_promises)
         self.spared: set[str] = set()
         """Of those that ran before the last step: those that a waiting request must not take from."""
         self.link = NO_LINK
         """As it was shown last."""
-        self._is_predicted = model is not None
-        self._tests_promises = model is not None and config.admission == "promise" and config.scheduler_policy != "fcfs"
         self.border = num_blocks
         """Blocks at or beyond it go to nobody."""
         self.num_copies = 0
@@ -188,7 +188,7 @@ class SchedulerBooks:
         self._end(request_id, outcome)
         del self.live[request_id]
         self._starts.left(request_id)
-        self.counts.left(request_id, has_expired=outcome == "expired")
+        self.counts.left(request_id, outcome)
         self._stop_running(request_id)
 
     def _stop_running(self, request_id: str) -> None:
@@ -251,7 +251,7 @@ class SchedulerBooks:
             num_known, ttft_s = scheduled.num_computed_tokens, admission.ttft_target_s
             self.counts.started(name, num_known, ttft_s, self.now_s, is_shared=is_shared)
         else:
-            self.counts.restarted(name, scheduled.num_computed_tokens)
+            self.counts.restarted(name, scheduled.num_computed_tokens, self.now_s)
         is_pinned = self._num_preemptions.get(name, 0) >= self.config.max_preemptions
         last = spec.num_prompt_tokens + max(spec.max_tokens - 1, 0) if is_pinned else sequence.num_committed_tokens
         assert len(self._tables[name]) * self.config.block_size >= last, f"{name} starts without room"
