@@ -101,7 +101,7 @@ class PromiseBook:
         spec = request.spec
         self.waiting.pop(spec.request_id, None)
         promise = self._promises.get(spec.request_id)
-        if promise is not None and request.first_token_s is None:
+        if promise is not None and not request.num_preemptions:  # later its token may have been put off
             promise.first_due_s = request.deadlines.next_s
         if spec.request_id in self.curve:
             due_s = math.inf if promise is None else request.deadlines.next_s

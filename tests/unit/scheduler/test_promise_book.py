@@ -156,6 +156,21 @@ def test_who_leaves_counts_only_once_the_promise_is_broken(
     assert len(book.curve) == 1 and set(book.waiting) == set()
 
 
+def test_a_first_token_that_was_put_off_is_late_though_its_request_started_again() -> None:
+    book, request = make_book(), make()
+    book.added(request)
+    book.started(request, 0.1)  # due at 1.008 s
+    request.deadlines.rebase(2.0)
+    request.forget_computed()
+    request.num_preemptions = 1
+    book.added(request)
+    book.started(request, 1.5)
+    emit(book, request, 1.9)
+    request.finish_reason = FinishReason.STOP
+    book.left(request)
+    assert (book.margin.num_kept, book.margin.num_broken) == (0, 1)
+
+
 def test_lengths_are_learned_from_answers_that_ended() -> None:
     book = make_book()
     for index in range(40):
