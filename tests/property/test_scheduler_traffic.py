@@ -68,6 +68,21 @@ def test_where_steps_are_exact_targets_are_kept_without_misses() -> None:
         assert run.model.counts.num_without_misses > 40
 
 
+@pytest.mark.parametrize("num_in_flight", [1, 2])
+@pytest.mark.parametrize("policy", ["priority", "deadline"])
+def test_promises_of_groups_with_shared_prompts_are_kept_where_steps_are_exact(
+    policy: PolicyName, num_in_flight: int
+) -> None:
+    """Invariant 20, beside classes without promises and with more than there is room for."""
+    num_kept = 0
+    for seed in range(3):
+        world = World(has_guarantees=True, has_faults=False, num_tenants=2)
+        counts = run_traffic(seed, 200, num_in_flight, traffic_config(policy), 60, world).model.counts
+        assert counts.num_broken == 0
+        num_kept += counts.num_kept
+    assert num_kept > 80
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_long_life_of_every_policy(policy: PolicyName) -> None:
