@@ -40,6 +40,7 @@ from scheduler.start_needs import StartPlanner
 from scheduler.starter import Starter
 from scheduler.stats import SchedulerCounters, SchedulerStats
 from scheduler.step_budget import BudgetLimits, StepBudget
+from scheduler.step_features import StepFeatures
 from scheduler.step_plan import StepPlan
 from scheduler.step_timing import StepTiming
 from scheduler.steps_in_flight import InFlightStep, StepEntry, StepsInFlight
@@ -309,16 +310,13 @@ class Scheduler:
             elif num_tokens == 1:
                 decodes.append(request)
         left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
-        if not left_out:
-            self._schedule_tokens(decodes, plan)
-        else:
-            self._schedule_tokens([request for request in decodes if request not in left_out], plan)
-            for request in decodes:  # the others come last, and only where all of these lack blocks
-                if plan.scheduled:
-                    break
-                if request in left_out:
-                    budget.lose_count()
+        chosen = decodes if not left_out else [request for request in decodes if request not in left_out]
+        self._schedule_tokens(chosen, plan)
+        if len(plan.scheduled) < len(chosen):
+            for request in decodes:
+                if request in left_out and not plan.scheduled:  # all of those that are due lack blocks
                     self._schedule_tokens((request,), plan)
+            budget.recount(StepFeatures.of(plan.scheduled))
         return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=place_of)
 
     def _schedule_tokens(self, decodes: Iterable[Request], plan: StepPlan) -> None:

@@ -55,9 +55,6 @@ class StepBudget:
         self._limits = limits
         self._tile = tile
         self._features = StepFeatures()
-        self._is_counted = True
-        self._decodes: Collection[Request] = ()
-        """Those that are part of the step already."""
         self._slack_s = math.inf
         """The smallest of the protected decodes that are not lost: no step is to be longer."""
         self._limit_s: float | None = None
@@ -82,14 +79,14 @@ class StepBudget:
             return ()
         self._slack_s = self._smallest_slack_s(model, decodes)
         self.budget_s = budget_s = max(self._limits.floor_s, min(self._slack_s, self._limits.max_s))
-        self._decodes, self._features = decodes, _decode_features(decodes)
+        self._features = _decode_features(decodes)
         if not may_skip or len(decodes) == 1:
             return ()
         all_s = model.p95_s(self._features, self._link)
         kept = decodes if all_s <= budget_s else self._tightest(model, decodes, budget_s, all_s)
         if len(kept) == len(decodes):
             return ()
-        self._decodes, self._features = kept, _decode_features(kept)
+        self._features = _decode_features(kept)
         self._explain("decode_skipped")
         return frozenset(decodes).difference(kept)
 
@@ -136,11 +133,16 @@ class StepBudget:
         """The step's, where all that was to be part of it is: so many tokens and samples. None: nobody counted it."""
         features = self._features
         is_whole = features.num_rows == num_tokens and features.num_samples == num_samples
-        return features if is_whole and self._is_counted else None
+        return features if is_whole else None
 
-    def lose_count(self) -> None:
-        """Something is part of the step that was left out of it."""
-        self._is_counted = False
+    def recount(self, decodes: StepFeatures) -> None:
+        """Some of the chosen decodes lack blocks, and these are part of the step: the time of the others is free."""
+        if self._model is None:
+            return
+        self._features = decodes
+        if not decodes.num_rows:
+            self._slack_s = math.inf
+            self.budget_s = max(self._limits.floor_s, self._limits.max_s)
 
     def reserve(self, tokens_floor: int) -> None:
         """A class is owed its share: the next `fit` gives at least that many tokens, whatever the budget."""
@@ -227,7 +229,7 @@ class StepBudget:
         if self._limit_s is None:
             assert self.budget_s is not None
             self._limit_s = self.budget_s
-            least = self._features if self._decodes else StepFeatures().with_chunk(1, 0, samples=True)
+            least = self._features if self._features.num_rows else StepFeatures().with_chunk(1, 0, samples=True)
             if model.p95_s(least, self._link) > self.budget_s:
                 self._fill_link = _at_median(self._link)
                 self._limit_s = max(self.budget_s, model.p95_s(least, self._fill_link))

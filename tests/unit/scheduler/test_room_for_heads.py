@@ -9,10 +9,11 @@ import pytest
 from scheduler.class_shares import ClassShares
 from scheduler.config import PolicyName, SchedulerConfig
 from scheduler.latency_model import LatencyModel
+from scheduler.link import NO_LINK
 from scheduler.scheduler import Scheduler
 from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClasses
 from tests.latency_builders import make_coefficients
-from tests.scheduler_builders import BLOCK_SIZE, make_scheduler, make_spec, step, tokens_of
+from tests.scheduler_builders import BLOCK_SIZE, make_scheduler, make_spec, result_of, step, tokens_of
 
 
 @pytest.mark.parametrize("policy", ["priority", "edf", "deadline"])
@@ -67,3 +68,25 @@ def test_tokens_that_are_not_due_are_computed_if_whoever_is_due_lacks_a_block() 
     outputs = [step(scheduler, 0.1 + 0.001 * index)[0] for index in range(8)]
     assert [tokens_of(o) for o in outputs[2:7]] == [{"tight": 1}] * 5
     assert outputs[7].preempted == ("tight",) and tokens_of(outputs[7]) == {"loose": 1}
+
+
+def test_a_prompt_gets_the_time_of_a_decode_that_lacks_a_block() -> None:
+    """The decode alone would take all the time there is; it yields itself, and the step is the prompt's."""
+    config = SchedulerConfig(
+        max_num_batched_tokens=32, max_num_seqs=4, block_size=BLOCK_SIZE, max_step_s=0.001, scheduler_policy="priority"
+    )
+    classes = SLOClasses(tuple(dataclasses.replace(c, when_infeasible="queue") for c in DEFAULT_CLASSES))
+    scheduler = Scheduler(config, classes, 33, 132, LatencyModel(make_coefficients()))
+    scheduler.add((make_spec("prompt", 120, 2, slo_class="realtime"),), 0.0)
+    step(scheduler, 0.0)
+    urgent = SLO("realtime", "realtime", ttft_s=0.1)
+    scheduler.add((make_spec("stream", 8, 8, slo=urgent, arrival_s=0.02),), 0.02)
+    assert tokens_of(step(scheduler, 0.1)[0]) == {"stream": 8}
+    for index in range(1, 6):
+        now_s = 0.1 + index * 0.03 - config.egress_s - 0.0245  # a step of the stream takes 24 ms
+        output = scheduler.schedule(now_s, NO_LINK)
+        if index < 5:
+            assert tokens_of(output) == {"stream": 1}
+        assert output.predicted_s is not None
+        scheduler.update(output, result_of(output), now_s + output.predicted_s)
+    assert output.preempted == ("stream",) and list(tokens_of(output)) == ["prompt"]
