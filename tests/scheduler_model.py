@@ -236,8 +236,10 @@ class SchedulerModel(SchedulerBooks):
         assert stats.num_preemptions == self.num_preemptions
         self.counts.check(stats, set(self._tables))
         assert len(self.live) <= self.config.max_num_seqs + self.config.max_queued_requests
-        if not self._tables and not self.steps:
-            assert stats.num_blocks_used == 0, "blocks are lost"
+        held = {b for table in self._tables.values() for b in table}
+        in_flight = {b for step in self.steps for part in step.parts for b in part.table}
+        in_flight |= {copy.source for step in self.steps for copy in step.output.block_copies}
+        assert len(held) <= stats.num_blocks_used <= len(held | in_flight), "blocks are lost"
 
     def schedule_in_step(self) -> SchedulerOutput:
         """One whole step, with nothing left in flight."""
