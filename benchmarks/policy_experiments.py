@@ -17,7 +17,7 @@ from benchmarks.policy_workloads import LongPrompts, Workload
 
 PROTECTED_GOAL = 0.99
 LOAD_GOAL = 0.9
-"""A load of 1 is the rate at which `priority` serves so many of the protected requests in time."""
+"""A load of 1 is the rate at which `priority` serves so many of the protected requests of that seed in time."""
 TUNING_SEED = 1000
 BEST_STATIC = Variant("fcfs")
 BASELINE = Variant("priority")
@@ -93,9 +93,9 @@ class Experiments:
         plan, rows = self._plan, []
         base, injected = plan.injected.base, plan.injected
         self._tune((base,), (BASELINE, *plan.variants))
-        rate = 0.8 * self._unit_rate(base)
+        units = self._unit_rates(base)
         jobs = {
-            (w.name, v, s): Outcome(self._trial(w, v, s, self._budget(base, v)), rate)
+            (w.name, v, s): Outcome(self._trial(w, v, s, self._budget(base, v)), 0.8 * units[s])
             for w in (base, injected)
             for v in plan.variants
             for s in plan.seeds
@@ -125,9 +125,9 @@ class Experiments:
         """E12: steps take a factor of what the latency model believes at first."""
         plan, workload, rows = self._plan, self._plan.workloads[0], []
         self._tune((workload,), (BASELINE, *plan.variants))
-        unit = self._unit_rate(workload)
+        units = self._unit_rates(workload)
         jobs = {
-            (f, v, s): Outcome(self._trial(workload, v, s, self._budget(workload, v), slowdown=f), unit / f)
+            (f, v, s): Outcome(self._trial(workload, v, s, self._budget(workload, v), slowdown=f), units[s] / f)
             for f in plan.slowdowns
             for v in plan.variants
             for s in plan.seeds
@@ -149,12 +149,12 @@ class Experiments:
         self._tune(workloads, (BASELINE, *variants))
         jobs: dict[tuple[str, float, Variant, int], Job] = {}
         for workload in workloads:
-            unit = self._unit_rate(workload)
+            units = self._unit_rates(workload)
             for load in loads:
                 for variant in variants:
                     for seed in self._plan.seeds:
                         trial = self._trial(workload, variant, seed, self._budget(workload, variant))
-                        jobs[workload.name, load, variant, seed] = Outcome(trial, load * unit)
+                        jobs[workload.name, load, variant, seed] = Outcome(trial, load * units[seed])
         found = self._laboratory.run(list(jobs.values()))
         return {
             (w.name, load, v): [found[jobs[w.name, load, v, s].key] for s in self._plan.seeds]
@@ -190,12 +190,17 @@ class Experiments:
         trial = self._trial(workload, variant, seed, int(tuned["budget"]))
         return Capacity(trial, PROTECTED_GOAL, tuned["capacity_per_s"])
 
-    def _unit_rate(self, workload: Workload) -> float:
-        """Requests per second at a load of 1."""
+    def _unit_rates(self, workload: Workload) -> Mapping[int, float]:
+        """Requests per second at a load of 1, by seed."""
         tuned = self._tuning_of(workload, BASELINE)
-        trial = self._trial(workload, BASELINE, TUNING_SEED, int(tuned["budget"]))
-        job = Capacity(trial, LOAD_GOAL, tuned["capacity_per_s"])
-        return float(self._laboratory.run([job])[job.key]["capacity_per_s"])
+        jobs: dict[int, Job] = {
+            seed: Capacity(
+                self._trial(workload, BASELINE, seed, int(tuned["budget"])), LOAD_GOAL, tuned["capacity_per_s"]
+            )
+            for seed in self._plan.seeds
+        }
+        found = self._laboratory.run(list(jobs.values()))
+        return {seed: float(found[job.key]["capacity_per_s"]) for seed, job in jobs.items()}
 
     def _ratios(
         self, rates: Mapping[tuple[str, Variant, int], float], variant: Variant, workloads: Sequence[Workload]
