@@ -290,7 +290,7 @@ class Scheduler:
         head = self._prefills.in_need(plan.now_s)
         if head is None:
             return
-        start = self._starts.needs_of(head)
+        start = self._starts.needs_of(head, others_leave=True)
         num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
         victims = self._preemption.victims_for_head(
             head, num_missing, start.computed_blocks, plan.num_victims_left, plan.now_s, self._link

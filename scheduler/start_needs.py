@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from scheduler.kv_cache_manager import KVCacheManager
@@ -41,12 +42,20 @@ class StartPlanner:
         leader = self._requests.get(request.spec.leader_id)
         return leader if leader is not None and leader.status is RequestStatus.RUNNING else None
 
-    def needs_of(self, request: Request) -> StartNeeds:
-        """What it would need now. A pinned request gets all it may ever need, so that it never lacks a block."""
+    def needs_of(self, request: Request, *, others_leave: bool = False) -> StartNeeds:
+        """What it would need now. A pinned request gets all it may ever need, so that it never lacks a block.
+
+        Args:
+            others_leave: for it. Of the prefix that it finds, what lies beyond the border goes with them: count as far
+                as that.
+        """
         if (leader := self.leader_of(request)) is not None:
             return StartNeeds(leader, (), request.num_tokens, 1)
         is_pinned = request.num_preemptions >= self._max_preemptions
         num_slots = request.spec.num_kv_tokens if is_pinned else request.num_tokens
         computed_blocks = self._kv.get_computed_blocks(request)
+        if others_leave:
+            limit = self._kv.pool.limit
+            computed_blocks = tuple(itertools.takewhile(lambda block_id: block_id < limit, computed_blocks))
         num_free_blocks = self._kv.num_blocks_to_take(request, num_slots, computed_blocks)
         return StartNeeds(None, computed_blocks, num_slots, num_free_blocks)

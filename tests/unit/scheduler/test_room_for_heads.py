@@ -9,7 +9,7 @@ import pytest
 from scheduler.class_shares import ClassShares
 from scheduler.config import PolicyName, SchedulerConfig
 from scheduler.latency_model import LatencyModel
-from scheduler.link import NO_LINK
+from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.scheduler import Scheduler
 from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClasses
 from tests.latency_builders import make_coefficients
@@ -90,3 +90,21 @@ def test_a_prompt_gets_the_time_of_a_decode_that_lacks_a_block() -> None:
         assert output.predicted_s is not None
         scheduler.update(output, result_of(output), now_s + output.predicted_s)
     assert output.preempted == ("stream",) and list(tokens_of(output)) == ["prompt"]
+
+
+def test_nobody_yields_where_its_prefix_would_be_lost_beyond_the_border() -> None:
+    """The blocks that the first one of a class would share with the victim go to nobody once they are free."""
+    scheduler = make_scheduler(20, scheduler_policy="priority", max_num_seqs=2, max_num_batched_tokens=64)
+    scheduler.add((make_spec("filler", 40, 9, slo_class="realtime"),), 0.0)
+    step(scheduler, 0.0)
+    scheduler.add((make_spec("low", 25, 9, slo_class="batch", prompt="p"),), 0.0)
+    step(scheduler, 0.0)
+    scheduler.abort(("filler",), 0.0)
+    scheduler.add((make_spec("other", 4, 9, slo_class="realtime"),), 0.0)
+    step(scheduler, 0.0)
+    scheduler.add((make_spec("head", 25, 9, slo_class="realtime", prompt="p"),), 0.0)
+    output = scheduler.schedule(0.0, LinkSnapshot(num_blocks=5))
+    assert output.preempted == () and set(tokens_of(output)) == {"low", "other"}
+    scheduler.update(output, result_of(output), 0.0)
+    output, _ = step(scheduler, 0.0)
+    assert output.preempted == ("low",) and set(tokens_of(output)) == {"head", "other"}, "without a border it does"
