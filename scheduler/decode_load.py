@@ -91,8 +91,8 @@ class DecodeLoad:
         return self._least_s
 
     def step_s(self, batch: VirtualBatch, tightest_s: float) -> float:
-        """A step of decodes at the 95th percentile, the link's floor included."""
-        return self._model.p95_s(batch.features(tightest_s, skips=self._skips), self._link)
+        """Expected step of decodes, the link's floor included: a pace is the mean of many steps."""
+        return self._model.mean_s(batch.features(tightest_s, skips=self._skips), self._link)
 
     def rows(self, batch: VirtualBatch, budget_s: float) -> StepFeatures:
         """The decodes of a step with prefill: all of them, for rows are left out only where they do not fit."""

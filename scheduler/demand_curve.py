@@ -44,16 +44,19 @@ class WorkCost:
 
     s_per_token: float
     s_per_pair: float
-    first_tokens: int
-    """So many fit into the next step: of that many, only the pairs cost."""
+    decode_share: float = 0.0
+    """Of that time, what the decodes take, 0..1."""
+    credit_s: float = 0.0
+    """Of what the decodes take, so much need not be taken yet: they are ahead of their deadlines."""
 
     def stretched(self, factor: float) -> WorkCost:
         """The same work takes `factor` times as long."""
-        return WorkCost(self.s_per_token * factor, self.s_per_pair * factor, self.first_tokens)
+        return dataclasses.replace(self, s_per_token=self.s_per_token * factor, s_per_pair=self.s_per_pair * factor)
 
     def seconds(self, num_tokens: int, num_pairs: float) -> float:
-        pairs_s = self.s_per_pair * num_pairs
-        return pairs_s if num_tokens <= self.first_tokens else pairs_s + self.s_per_token * num_tokens
+        """Grows with both."""
+        total_s = self.s_per_token * num_tokens + self.s_per_pair * num_pairs
+        return total_s - min(self.credit_s, self.decode_share * total_s)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

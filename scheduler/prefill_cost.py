@@ -17,17 +17,24 @@ from scheduler.link import LinkSnapshot
 from scheduler.step_features import StepFeatures
 
 MAX_STRETCH = 20.0
+MIN_IDLE_SHARE = 0.05
+"""Of a step's budget, left by the decodes: with less, prompts are not computed in any time worth a promise."""
 NUM_PIECES = 8
 """A long prompt's time alone is summed over so many stretches of it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefillQuote:
-    """At the 95th percentile."""
+    """Expected times of steps that are filled as they would be: to their budget at the 95th percentile.
+
+    A promise rests on the sum of many steps, which is near their mean; the margin of promises is for the rest.
+    """
 
     cost: WorkCost
+    least_s: float
+    """Of a step without prompts."""
     last_step_s: float
-    """Longest step that the end of a prompt may have to wait for."""
+    """Longest step that a prompt may have to wait for."""
 
 
 class PrefillCost:
@@ -50,13 +57,20 @@ class PrefillCost:
         """
         model = self._model
         most = self._config.max_num_batched_tokens - decodes.num_decodes
-        least_s = model.p95_s(decodes if decodes.num_rows else decodes.with_chunk(1, 0, samples=False), link)
-        budget_s = max(budget_s, least_s)  # what hides under the copies of a step is free
-        chunk = self._rounded(model.max_chunk_tokens(decodes, 0, most, budget_s, link)) if most > 0 else 0
-        if chunk < 1:
+        least = decodes if decodes.num_rows else decodes.with_chunk(1, 0, samples=False)
+        least_s = model.mean_s(least, link)
+        budget_s = max(budget_s, model.p95_s(least, link))  # what hides under the copies of a step is free
+        idle_share = 1.0 - least_s / budget_s
+        if most < 1 or (idle_share < MIN_IDLE_SHARE and not link.num_streamed_layers):
             return None
-        step_s = model.p95_s(decodes.with_chunk(chunk, 0, samples=True), link)
-        far_s = model.p95_s(decodes.with_chunk(chunk, self._far_tokens, samples=True), link)
+        # Where none fits at the 95th percentile, some does once steps that took their mean have left time.
+        fits = model.max_chunk_tokens(decodes, 0, most, budget_s, link)
+        chunk = self._rounded(fits) or min(most, self._config.block_size)
+        step_s = model.mean_s(decodes.with_chunk(chunk, 0, samples=True), link)
+        far_s = model.mean_s(decodes.with_chunk(chunk, self._far_tokens, samples=True), link)
+        stretch = 1.0
+        if step_s > budget_s or fits < chunk:
+            stretch = max((step_s - least_s) / (max(idle_share, MIN_IDLE_SHARE) * step_s), 1.0)
         s_per_pair = (far_s - step_s) / (chunk * self._far_tokens)
         if far_s > budget_s:
             # Behind a long prefix a step may hold one tile where almost two fit: half of its time for prompts.
@@ -65,8 +79,9 @@ class PrefillCost:
         s_per_token = max(step_s / chunk - s_per_pair * chunk / 2, 0.0)
         longest_s = max(self._config.max_step_s, budget_s)
         last = max(model.max_chunk_tokens(decodes, 0, min(num_tokens, most), longest_s, link), 1)
-        last_step_s = model.p95_s(decodes.with_chunk(last, 0, samples=True), link)
-        return PrefillQuote(WorkCost(s_per_token, s_per_pair, chunk), last_step_s)
+        last_step_s = model.mean_s(decodes.with_chunk(last, 0, samples=True), link)
+        decode_share = 0.0 if link.num_streamed_layers or not decodes.num_rows else min(least_s / step_s, 1.0)
+        return PrefillQuote(WorkCost(s_per_token, s_per_pair, decode_share).stretched(stretch), least_s, last_step_s)
 
     def alone_s(self, start: int, end: int, link: LinkSnapshot) -> float:
         """Expected time of tokens start..end-1 of one prompt with nothing beside it, rather too short than too long."""

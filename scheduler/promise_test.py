@@ -20,7 +20,7 @@ from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output_lengths import future_peak_blocks
 from scheduler.policy import Policy
-from scheduler.prefill_cost import PrefillCost, PrefillQuote
+from scheduler.prefill_cost import MAX_STRETCH, PrefillCost, PrefillQuote
 from scheduler.promise_book import PromiseBook, is_guaranteed
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
@@ -62,6 +62,8 @@ class _Load:
     """The same, of those that run and do not yield."""
     num_seats: int = 0
     is_in_flight: bool = False
+    lead_s: float = math.inf
+    """Until the first of the tokens that bound a step is due."""
     num_prefill_tokens: int = 0
 
 
@@ -167,7 +169,7 @@ class PromiseTest:
     # Beside the others.
 
     def _short_beside(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Shortfall | None:
-        load = self._load(group, slo_class)
+        load = self._load(group, slo_class, now_s)
         decodes_s = self._decodes.step_s(load.batch, load.guaranteed_s)
         bearable_s = load.guaranteed_s * (1.0 - PREFILL_RESERVE) * (1.0 - self._book.margin.value)
         if decodes_s > bearable_s:
@@ -182,7 +184,7 @@ class PromiseTest:
             or self._short_of_time(load, group, slo_class, now_s)
         )
 
-    def _load(self, group: tuple[RequestSpec, ...], slo_class: SLOClass) -> _Load:
+    def _load(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> _Load:
         """One pass over what runs."""
         load = _Load(VirtualBatch())
         batch, lengths, least_s = load.batch, self._book.lengths, self._decodes.least_s
@@ -192,8 +194,10 @@ class PromiseTest:
             remaining = lengths.remaining(granted.name, request.num_output_tokens, spec.max_tokens)
             batch.add(tpot_s, request.num_tokens + remaining)
             if not deadlines.is_lost and tpot_s >= least_s:
-                if request.is_protected and tpot_s < load.protected_s:
-                    load.protected_s = tpot_s
+                if request.is_protected:
+                    load.protected_s = min(load.protected_s, tpot_s)
+                    if request.first_token_s is not None:
+                        load.lead_s = min(load.lead_s, deadlines.next_s - now_s)
                 if tpot_s < load.guaranteed_s and is_guaranteed(granted):
                     load.guaranteed_s = tpot_s
             end_s = remaining * tpot_s
@@ -288,8 +292,12 @@ class PromiseTest:
                 _until_ended(load.ends_s, 0.0),
             )
         stretch = 1.0 / (1.0 - book.margin.value)
-        cost = quote.cost.stretched(stretch / (1.0 - self._share_of_others()))
-        lag_s = quote.last_step_s * (2 if load.is_in_flight else 1) * stretch + self._seat_wait_s(load)
+        share = quote.cost.decode_share
+        credit_s = max(load.lead_s, 0.0) * share / max(1.0 - share, 1.0 / MAX_STRETCH) if load.lead_s < math.inf else 0.0
+        cost = dataclasses.replace(quote.cost, credit_s=credit_s).stretched(stretch / (1.0 - self._share_of_others()))
+        # Its chunk may have to wait for the decodes of one step, and shares its own with them: the rest is its work.
+        lag_s = (2 * quote.least_s + (quote.last_step_s if load.is_in_flight else 0.0)) * stretch
+        lag_s += self._seat_wait_s(load)
         due_s = first.arrival_s + target_s - self._config.egress_s
         late = book.curve.lateness(self._policy.order(first, 0), due_s, work, cost, self._least_cost(), now_s, lag_s)
         if late.own_s > 0.0:
@@ -317,7 +325,7 @@ class PromiseTest:
         """Of prompts with nothing beside them: what cannot be in time at this cost is lost."""
         if self._least is None:
             quote = self._prefills.beside(StepFeatures(), self._config.max_step_s, 1, self._link)
-            self._least = WorkCost(0.0, 0.0, 0) if quote is None else quote.cost
+            self._least = WorkCost(0.0, 0.0) if quote is None else quote.cost
         return self._least
 
     def _seat_wait_s(self, load: _Load) -> float:

@@ -1,7 +1,7 @@
 """How long one step may take, which decodes it leaves out, and how much prefill fits beside the others.
 
-The budget is the smallest slack of the protected decodes, those that cannot be saved left aside. What runs anyway may
-take longer than that; prefill that adds nothing to it, as below the time of the step's copies, is free and is always
+The budget is the smallest slack of the protected decodes, those that cannot be saved left aside, and of the protected
+prompts that end in the step. What runs anyway may take longer than that; prefill that adds nothing to it, as below the time of the step's copies, is free and is always
 filled.
 
 Source: the smallest slack as the budget of a step and slack-rich decodes left out are those of Niyama (ASPLOS 2026) and
@@ -128,6 +128,8 @@ class StepBudget:
         self._features = _with_chunk(self._features, request, num_tokens, request.position)
         self._has_prefill = True
         self._has_long_prompt = self._has_long_prompt or self._is_long(request)
+        if request.position + num_tokens == request.num_known_tokens:
+            self._heed(self._model, request)
 
     def features_of(self, num_tokens: int, num_samples: int) -> StepFeatures | None:
         """The step's, where all that was to be part of it is: so many tokens and samples. None: nobody counted it."""
@@ -219,6 +221,15 @@ class StepBudget:
                 return ordered[:num_kept]
             num_kept = num_needed
         return decodes
+
+    def _heed(self, model: LatencyModel, request: Request) -> None:
+        """Its token comes with this step: what is added from here is not to make that one late."""
+        if not request.is_protected or request.is_relegated or request.deadlines.is_lost or request.max_tokens == 0:
+            return
+        slack_s = request.deadlines.next_s - self._start_s
+        if slack_s < self._limit(model) and model.p95_s(self._features, self._link) <= slack_s:
+            self._slack_s = min(self._slack_s, slack_s)
+            self._limit_s = self.budget_s = max(self._limits.floor_s, slack_s)
 
     def _limit(self, model: LatencyModel) -> float:
         """The budget, or what the step takes without any prefill, where that is longer.

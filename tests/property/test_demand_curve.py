@@ -119,7 +119,7 @@ def test_work_does_not_depend_on_how_it_is_cut() -> None:
 
 
 def test_a_lost_promise_holds_up_nobody_and_its_work_still_counts() -> None:
-    curve, cost = DemandCurve(), WorkCost(0.01, 0.0, 0)
+    curve, cost = DemandCurve(), WorkCost(0.01, 0.0)
     curve.put("lost", (0, 1.0, 0.0, "lost", 0), 1.0, Work(200))
     assert curve.lateness((0, 0.5, 0.0, "new", 0), 9.0, Work(50), cost, cost, 0.0, 0.0).others_s == -math.inf
     assert curve.lateness((0, 2.0, 0.0, "new", 0), 2.4, Work(50), cost, cost, 0.0, 0.0).own_s == pytest.approx(0.1)

@@ -71,7 +71,7 @@ def test_one_that_lost_its_blocks_counts_again_with_what_it_computes_again() -> 
 
 
 def _unit_cost() -> WorkCost:
-    return WorkCost(1.0, 0.0, 0)
+    return WorkCost(1.0, 0.0)
 
 
 def test_a_choice_with_a_leader_computes_the_end_of_the_prompt() -> None:

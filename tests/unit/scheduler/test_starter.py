@@ -192,16 +192,16 @@ def test_only_the_first_start_is_an_admission() -> None:
 
 
 def test_the_load_of_decodes_bounds_starts_where_it_is_looked_at() -> None:
-    """A step of 22 ms and more, with a token due every 30 ms, bears some, and not a twelfth."""
+    """A step of 22 ms and more, with a token due every 30 ms, bears some, and not forty."""
     model = LatencyModel(make_coefficients())
     for decode_load, is_too_many in ((None, False), (DecodeLoad(model), True)):
         desk = Desk(decode_load)
-        tight = [make_spec(f"r{i}", 4, 9, slo_class="realtime", group_id="g") for i in range(12)]
-        for request in desk.wait(*tight)[:11]:
+        tight = [make_spec(f"r{i}", 4, 9, slo_class="realtime", group_id="g") for i in range(40)]
+        for request in desk.wait(*tight)[:39]:
             desk.queue.remove(request)
             request.move(RequestStatus.RUNNING)
             desk.running.add(request)
-        newcomer = desk.requests["r11"]
+        newcomer = desk.requests["r39"]
         assert desk.starter.is_too_many(newcomer) is is_too_many
         assert desk.starter.is_too_many_in(desk.plan, newcomer) is is_too_many
         loose = dataclasses.replace(newcomer.spec, slo=dataclasses.replace(newcomer.spec.slo, tpot_s=0.4))
