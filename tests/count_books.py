@@ -63,6 +63,8 @@ class CountBooks:
         self.num_expired += outcome == "expired"
         if not self._has_promises or self._classes.get(counted.spec.slo.granted).when_infeasible == "queue":
             return
+        if counted.spec.slo.ttft_s is not None or counted.spec.slo.tpot_s is not None:
+            return  # targets of its own say nothing of what others get
         has_ended, is_kept = outcome in ("stop", "length"), self._broken(counted) is None
         if outcome != "error" and (has_ended or not is_kept):  # whoever leaves in time counts neither way
             self.num_kept += is_kept
@@ -73,7 +75,8 @@ class CountBooks:
         times_s, spec = counted.times_s, counted.spec
         slo_class = self._classes.get(spec.slo.granted)
         tpot_s = slo_class.tpot_s if spec.slo.tpot_s is None else spec.slo.tpot_s
-        due_s = spec.arrival_s + counted.ttft_target_s - self._egress_s
+        end_s = math.inf if spec.slo.e2e_deadline_s is None else spec.slo.e2e_deadline_s
+        due_s = spec.arrival_s + min(counted.ttft_target_s, end_s) - self._egress_s
         if not times_s:
             return "no first token" if spec.max_tokens and self._last_event_s > due_s else None
         if times_s[0] > due_s + ROUNDING_S:

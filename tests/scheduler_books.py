@@ -97,7 +97,10 @@ class SchedulerBooks:
         return len(self._tables)
 
     def _sequence(self, spec: RequestSpec, index: int, granted: str, chain: list[int]) -> ModelSequence:
-        spec = dataclasses.replace(spec, slo=dataclasses.replace(spec.slo, granted=granted))
+        slo = dataclasses.replace(spec.slo, granted=granted)
+        if granted != spec.slo.granted:  # targets of its own were those it could not have
+            slo = dataclasses.replace(slo, ttft_s=None, tpot_s=None)
+        spec = dataclasses.replace(spec, slo=slo)
         rank = self._starts.rank(spec)
         self._starts.added(spec)
         self.counts.added(spec)

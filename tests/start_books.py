@@ -67,7 +67,12 @@ class StartBooks:
     def _due_s(self, spec: RequestSpec, num_uncached_tokens: int) -> float:
         slo_class, own_s = self._class_of(spec), spec.slo.ttft_s
         by_length_s = slo_class.ttft_base_s + slo_class.ttft_per_1k_tokens_s * num_uncached_tokens / 1000
-        return spec.arrival_s + (by_length_s if own_s is None else own_s)
+        return self._no_later_than_end(spec, by_length_s if own_s is None else own_s)
+
+    @staticmethod
+    def _no_later_than_end(spec: RequestSpec, ttft_s: float) -> float:
+        """A first token after the last one is due would be of no use."""
+        return spec.arrival_s + (ttft_s if spec.slo.e2e_deadline_s is None else min(ttft_s, spec.slo.e2e_deadline_s))
 
     # What happens.
 
@@ -119,7 +124,8 @@ class StartBooks:
         for admission in output.admissions:
             spec = next(s.spec for s in started if s.request_id == admission.request_id)
             if admission.request_id in self._first_due_s:
-                self._first_due_s[admission.request_id] = spec.arrival_s + admission.ttft_target_s - self._egress_s
+                due_s = self._no_later_than_end(spec, admission.ttft_target_s)
+                self._first_due_s[admission.request_id] = due_s - self._egress_s
         tenants = {s.spec.tenant for s in (*started, *waiting)}
         for start in started:
             for other in waiting:

@@ -38,7 +38,7 @@ def test_traffic_keeps_every_promise(policy: PolicyName, caching: bool, num_in_f
     config = traffic_config(policy, caching)
     runs = [run_traffic(8, 300, num_in_flight, config, world=world) for world in (CHAOS, World())]
     stats = [run.model.scheduler.stats() for run in runs]
-    assert {outcome for run in runs for outcome in offered(run)} >= {"stop", "length", "abort", "error", "refused"}
+    assert {outcome for run in runs for outcome in offered(run)} >= {"stop", "length", "abort", "refused"}
     assert sum(s.num_preemptions for s in stats) > 10 and sum(s.recomputed_tokens for s in stats) > 20
     assert sum(run.model.num_copies for run in runs) > 5
     assert all((s.prefix_cache_hits > 0) == caching for s in stats)
@@ -52,12 +52,14 @@ def test_traffic_keeps_every_promise(policy: PolicyName, caching: bool, num_in_f
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_step_of_every_kind(policy: PolicyName, admission: Literal["caps", "promise"]) -> None:
     """10,240 in all: with and without predictions, in step and with a step in flight, in worlds of every kind."""
+    outcomes: set[str] = set()
     for index, (is_predicted, num_in_flight) in enumerate(itertools.product((True, False), (1, 2))):
         for seed in range(4 * index, 4 * index + 4):
             rng = random.Random(seed)
             config = dataclasses.replace(draw_config(rng, policy), admission=admission)
             world = dataclasses.replace(draw_world(rng), is_predicted=is_predicted)
-            run_traffic(seed, 80, num_in_flight, config, rng.randint(4, 40), world)
+            outcomes |= set(offered(run_traffic(seed, 80, num_in_flight, config, rng.randint(4, 40), world)))
+    assert outcomes >= {"stop", "length", "abort", "error", "refused", "expired"}
 
 
 def test_where_steps_are_exact_targets_are_kept_without_misses() -> None:
@@ -80,7 +82,7 @@ def test_promises_of_groups_with_shared_prompts_are_kept_where_steps_are_exact(
         counts = run_traffic(seed, 200, num_in_flight, traffic_config(policy), 60, world).model.counts
         assert counts.num_broken == 0
         num_kept += counts.num_kept
-    assert num_kept > 80
+    assert num_kept > 40
 
 
 @pytest.mark.soak
