@@ -12,7 +12,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
-from scheduler.promise_book import PromiseBook, is_guaranteed
+from scheduler.promise_book import PromiseBook
 from scheduler.promise_test import PromiseTest, Shortfall
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
@@ -23,6 +23,8 @@ from scheduler.waiting_queue import WaitingQueue, num_queued_tokens
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
+WANTED_S = 30.0
+"""So long after it was asked for, a pace is kept possible."""
 RATE_DECAY = 0.98
 """Weight of the past per step in the observed token rate: about 50 steps count."""
 
@@ -69,6 +71,8 @@ class AdmissionControl:
             )
         self._link = NO_LINK
         self._has_new_floors = False
+        self._wanted: dict[str, tuple[float, float]] = {}
+        """By class with promises: the pace that was asked for last, and when."""
         self._recent_tokens = 0.0
         self._recent_s = 0.0
 
@@ -79,6 +83,10 @@ class AdmissionControl:
         self._link = link
         if self._promises is not None:
             self._promises.observe_link(link)
+
+    def wanted_tpot_s(self, now_s: float) -> float:
+        """The tightest pace that classes with promises were asked for of late; infinite: none was."""
+        return min((tpot_s for tpot_s, at_s in self._wanted.values() if now_s - at_s < WANTED_S), default=math.inf)
 
     def observe_step(self, num_tokens: int, duration_s: float) -> None:
         """A step computed that many tokens in that time."""
@@ -161,8 +169,9 @@ class AdmissionControl:
 
     def _shortfall(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Shortfall | None:
         """Why no promise can be made to a group in a class; None: it can, or the class makes none."""
-        if self._promises is None or not is_guaranteed(slo_class):
+        if self._promises is None or not slo_class.is_guaranteed:
             return None
+        self._wanted[slo_class.name] = group[0].slo.tpot_target_s(slo_class), now_s
         return self._promises.shortfall(group, slo_class, now_s)
 
     def _degraded(self, group: tuple[RequestSpec, ...], slo_class: SLOClass, now_s: float) -> Verdict | None:

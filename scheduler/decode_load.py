@@ -20,6 +20,10 @@ PREFILL_RESERVE = 0.1
 """Share of the tightest target that decodes leave to prompts: without it, nobody would ever start."""
 
 
+UNPROMISED_SHARE = 0.5
+"""Of the room that a wanted pace leaves beside a single decode: what classes without promises may start to fill."""
+
+
 class VirtualBatch:
     """Sums over requests that decode, from which a step of them follows for any target."""
 
@@ -77,6 +81,8 @@ class DecodeLoad:
         self._skips = skips
         self._link = NO_LINK
         self._least_s: float | None = None
+        self.wanted_s = math.inf
+        """The tightest pace that classes with promises were asked for of late, whether one of them runs or not."""
 
     def observe_link(self, link: LinkSnapshot) -> None:
         """What is judged by from here; each step begins with it."""
@@ -135,8 +141,19 @@ class RunningDecodes:
     def allows(self, newcomer: Request) -> bool:
         """Whether the protected requests of its class and of higher ones still get their tokens in time beside it."""
         bounds = [tpot_s for rank, tpot_s in self._tightest_s.items() if rank <= newcomer.rank]
-        if not bounds:
+        wanted_s = math.inf if newcomer.slo_class.is_guaranteed else self._load.wanted_s
+        if not bounds and wanted_s == math.inf:
             return True
-        tightest_s, batch = min(bounds), copy.copy(self._batch)
+        batch = copy.copy(self._batch)
         batch.add(newcomer.deadlines.tpot_s, newcomer.num_tokens)
-        return self._load.step_s(batch, tightest_s) <= tightest_s * (1.0 - PREFILL_RESERVE)
+        if wanted_s < math.inf and not self._leaves_room(batch, wanted_s):
+            return False
+        tightest_s = min(bounds, default=math.inf)
+        return not bounds or self._load.step_s(batch, tightest_s) <= tightest_s * (1.0 - PREFILL_RESERVE)
+
+    def _leaves_room(self, batch: VirtualBatch, wanted_s: float) -> bool:
+        """Whether those who were promised a pace find room beside a batch: else all that is free would be taken before
+        they come, again and again. A pace that not even a single decode keeps needs no room."""
+        least_s = self._load.least_s
+        room_s = wanted_s * (1.0 - PREFILL_RESERVE) - least_s
+        return room_s <= 0.0 or self._load.step_s(batch, wanted_s) - least_s <= UNPROMISED_SHARE * room_s

@@ -79,7 +79,11 @@ class LatencyModel:
             self._last = prediction, measured_s
 
     def _learn(self, prediction: StepPrediction, measured_s: float) -> None:
-        residual = self._residuals[prediction.kind].observe(measured_s / prediction.uncorrected_s)
+        observed = self._residuals[prediction.kind]
+        residual = observed.observe(measured_s / prediction.uncorrected_s)
+        for residuals in self._residuals:
+            if residuals is not observed:
+                residuals.fade(observed.correction)
         self._drift.observe(residual)
 
     def mean_s(self, features: StepFeatures, link: LinkSnapshot) -> float:

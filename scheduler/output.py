@@ -78,7 +78,7 @@ class Admission:
     """The target in force, after the cached tokens are known."""
     tpot_target_s: float
     is_best_effort: bool = False
-    """The plan in force cannot meet the class's targets: it is served at its floor."""
+    """It will be late: the plan in force cannot meet the class's targets, or its first token is overdue already."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

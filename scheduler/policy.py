@@ -87,7 +87,7 @@ class Policy:
         if self.name == "fcfs":
             return (0, spec.arrival_s, spec.arrival_s, spec.group_id, group_index)
         slo_class = self.classes.get(spec.slo.granted)
-        deadline_s = spec.arrival_s + spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
+        deadline_s = spec.arrival_s + spec.slo.first_token_limit_s(slo_class, spec.num_prompt_tokens)
         if self.name == "deadline":
             deadline_s += LENGTH_BIAS * slo_class.ttft_per_1k_tokens_s * spec.num_prompt_tokens / 1000.0
         rank = 0 if self.name == "edf" else slo_class.rank
@@ -157,7 +157,7 @@ def new_request(spec: RequestSpec, group_index: int, policy: Policy, egress_s: f
     """
     slo, slo_class = spec.slo, policy.classes.get(spec.slo.granted)
     tpot_s = slo.tpot_target_s(slo_class)
-    first_s = spec.arrival_s + slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
+    first_s = spec.arrival_s + slo.first_token_limit_s(slo_class, spec.num_prompt_tokens)
     max_stall_s = None if slo_class.max_stall_s is None else max(slo_class.max_stall_s, tpot_s)
     return Request(
         spec=spec,

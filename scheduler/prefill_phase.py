@@ -70,6 +70,7 @@ class PrefillPhase:
 
     def run(self, prefills: Sequence[Request], plan: StepPlan, budget: StepBudget) -> None:
         """Spend the rest of the budgets in the policy's order, on what runs and what waits."""
+        plan.prefilling = prefills
         turns = PrefillTurns(prefills, self._heads(), self._head_of, self._policy, self._backlog(plan.now_s, prefills))
         self._serve_owed_class(turns, plan, budget)
         num_misfits = num_relegations = 0

@@ -18,11 +18,6 @@ ROUNDING_S = 1e-9
 """Sums of seconds are not exact."""
 
 
-def is_guaranteed(slo_class: SLOClass) -> bool:
-    """Whether a request of the class is let in only with a promise."""
-    return slo_class.when_infeasible in ("refuse", "degrade")
-
-
 @dataclasses.dataclass(slots=True)
 class _Promise:
     """Of one request, and how it is kept so far."""
@@ -43,7 +38,7 @@ class PromiseBook:
         self._config = config
         self._classes = classes
         self._pool = pool
-        self._last_rank = max((c.rank for c in classes if is_guaranteed(c)), default=-1)
+        self._last_rank = max((c.rank for c in classes if c.is_guaranteed), default=-1)
         self._promises: dict[str, _Promise] = {}
         self._now_s = -math.inf
         self.curve = DemandCurve()
@@ -79,7 +74,7 @@ class PromiseBook:
     def added(self, request: Request) -> None:
         """It waits: it arrived, or it lost its blocks and computes its tokens again."""
         spec, slo_class = request.spec, request.slo_class
-        is_promised = is_guaranteed(slo_class)
+        is_promised = slo_class.is_guaranteed
         if is_promised:
             self.waiting[spec.request_id] = request
             self._promises.setdefault(spec.request_id, _Promise(request.deadlines.next_s))
@@ -91,8 +86,8 @@ class PromiseBook:
             work = Work.between(num_cached, min(request.num_tokens, spec.num_kv_tokens))
         else:
             work = self.work_of(spec, num_cached)
-            due_s += spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached)
-            due_s -= spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens)
+            due_s += spec.slo.first_token_limit_s(slo_class, spec.num_prompt_tokens - num_cached)
+            due_s -= spec.slo.first_token_limit_s(slo_class, spec.num_prompt_tokens)
         self.curve.put(spec.request_id, request.order, due_s if is_promised else math.inf, work)
 
     def started(self, request: Request, now_s: float) -> None:
@@ -136,6 +131,8 @@ class PromiseBook:
         if promise is None or reason is FinishReason.ERROR:
             return
         is_kept = self._is_kept(request, promise)
+        if request.spec.slo.ttft_s is not None or request.spec.slo.tpot_s is not None:
+            return  # who asks for what is barely possible is not to narrow what others get
         if has_ended or not is_kept:  # a client that left in time neither counts as kept
             self.margin.ended(is_kept=is_kept)
 
@@ -160,7 +157,7 @@ class PromiseBook:
         self.curve.check(live)
         self.lengths.check()
         self.margin.check()
-        assert set(self._promises) == {i for i, r in live.items() if is_guaranteed(r.slo_class)}
+        assert set(self._promises) == {i for i, r in live.items() if r.slo_class.is_guaranteed}
         assert set(self.waiting) == {i for i in self._promises if not live[i].block_ids}
 
 

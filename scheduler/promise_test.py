@@ -21,14 +21,14 @@ from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output_lengths import future_peak_blocks
 from scheduler.policy import Policy
 from scheduler.prefill_cost import MAX_STRETCH, PrefillCost, PrefillQuote
-from scheduler.promise_book import PromiseBook, is_guaranteed
+from scheduler.promise_book import PromiseBook
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClass, SLOClasses
 from scheduler.step_features import StepFeatures
 from scheduler.waiting_queue import WaitingQueue
 
-MIN_RETRY_S = 0.1
+MIN_RETRY_S = 0.5
 MAX_RETRY_S = 60.0
 STALE_S = 10.0
 """What steps have taught counts less than the record once nothing ran for so long: else one slow hour would close an
@@ -129,42 +129,50 @@ class PromiseTest:
             return Shortfall(
                 f"{len(group)} choices would need seats at a time, this server has {self._config.max_num_seqs}", None
             )
-        trust = self._trust(now_s)
         context = max(spec.num_prompt_tokens for spec in group) + 1
         features = StepFeatures(0, len(group), len(group) * context, context, 0.0, len(group))
-        step_s = trust * self._model.mean_s(features, self._link)
+        step_s = self._model.mean_s(features, self._link)
         tpot_s = group[0].slo.tpot_target_s(slo_class)
-        if step_s > tpot_s and any(spec.max_tokens > 1 for spec in group):
+        if any(spec.max_tokens > 1 for spec in group) and (short := self._excess(step_s, tpot_s, features, now_s)):
             return Shortfall(
                 f"{step_s * 1000:.1f} ms per output token are expected even with nothing beside it, the target is "
                 f"{tpot_s * 1000:g} ms",
-                None,
+                short.retry_after_s,
             )
         prompts_s, target_s = 0.0, math.inf
         for spec, num_cached in self._prompts(group):
-            prompts_s += trust * self._prefills.alone_s(num_cached, spec.num_prompt_tokens, self._link)
-            target_s = min(target_s, spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached))
-        if prompts_s <= target_s - self._config.egress_s:
+            prompts_s += self._prefills.alone_s(num_cached, spec.num_prompt_tokens, self._link)
+            target_s = min(target_s, spec.slo.first_token_limit_s(slo_class, spec.num_prompt_tokens - num_cached))
+        most = min(max(spec.num_prompt_tokens for spec in group), self._config.max_num_batched_tokens)
+        prompt = StepFeatures().with_chunk(most, 0, samples=True)
+        if (short := self._excess(prompts_s, target_s - self._config.egress_s, prompt, now_s)) is None:
             return None
         return Shortfall(
             f"the first token is expected {prompts_s:.3g} s after the start even with nothing beside it, the "
             f"target is {target_s:.3g} s",
-            None,
+            short.retry_after_s,
         )
+
+    def _excess(self, expected_s: float, target_s: float, features: StepFeatures, now_s: float) -> Shortfall | None:
+        """Whether a target is missed even alone: for good by the record, for a while where steps are slower than that.
+
+        Args:
+            features: of a step of the kind that takes the time.
+        """
+        if expected_s <= target_s:
+            return None
+        prediction = self._model.predict(features, self._link)
+        by_record_s = expected_s * min(1.0, prediction.uncorrected_s / prediction.mean_s)
+        if by_record_s > target_s:
+            return Shortfall("", None)
+        is_stale = now_s - self._book.last_activity_s >= STALE_S
+        return None if is_stale else Shortfall("", STALE_S)
 
     def _prompts(self, group: tuple[RequestSpec, ...]) -> Iterator[tuple[RequestSpec, int]]:
         """The choices that compute a prompt, each with what it would find in the prefix cache."""
         for spec in group:
             if spec.leader_id is None:
                 yield spec, self._book.num_cached_tokens(spec, spec.block_hashes)
-
-    def _trust(self, now_s: float) -> float:
-        """Factor on predictions: less than 1 where steps long past say that the machine is slower than its record."""
-        if now_s - self._book.last_activity_s < STALE_S:
-            return 1.0
-        features = StepFeatures(0, 1, 1, 1, 0.0, 1)
-        prediction = self._model.predict(features, self._link)
-        return min(1.0, prediction.uncorrected_s / prediction.mean_s)
 
     # Beside the others.
 
@@ -198,7 +206,7 @@ class PromiseTest:
                     load.protected_s = min(load.protected_s, tpot_s)
                     if request.first_token_s is not None:
                         load.lead_s = min(load.lead_s, deadlines.next_s - now_s)
-                if tpot_s < load.guaranteed_s and is_guaranteed(granted):
+                if tpot_s < load.guaranteed_s and granted.is_guaranteed:
                     load.guaranteed_s = tpot_s
             end_s = remaining * tpot_s
             load.ends_s.append(end_s)
@@ -233,7 +241,7 @@ class PromiseTest:
 
     def _yields(self, request: Request, slo_class: SLOClass) -> bool:
         """Whether a running request gives its seat and blocks to one of a class, and nobody's promise is broken."""
-        if is_guaranteed(request.slo_class):
+        if request.slo_class.is_guaranteed:
             return False
         return request.slo_class.rank > slo_class.rank and request.num_preemptions < self._config.max_preemptions
 
@@ -284,7 +292,7 @@ class PromiseTest:
                 work += book.work_of(spec, 0)
         for spec, num_cached in self._prompts(group):
             work += book.work_of(spec, num_cached)
-            target_s = min(target_s, spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - num_cached))
+            target_s = min(target_s, spec.slo.first_token_limit_s(slo_class, spec.num_prompt_tokens - num_cached))
         quote = self._quote(load, work)
         if quote is None:
             return Shortfall(
@@ -293,7 +301,9 @@ class PromiseTest:
             )
         stretch = 1.0 / (1.0 - book.margin.value)
         share = quote.cost.decode_share
-        credit_s = max(load.lead_s, 0.0) * share / max(1.0 - share, 1.0 / MAX_STRETCH) if load.lead_s < math.inf else 0.0
+        credit_s = (
+            max(load.lead_s, 0.0) * share / max(1.0 - share, 1.0 / MAX_STRETCH) if load.lead_s < math.inf else 0.0
+        )
         cost = dataclasses.replace(quote.cost, credit_s=credit_s).stretched(stretch / (1.0 - self._share_of_others()))
         # Its chunk may have to wait for the decodes of one step, and shares its own with them: the rest is its work.
         lag_s = (2 * quote.least_s + (quote.last_step_s if load.is_in_flight else 0.0)) * stretch
@@ -304,7 +314,7 @@ class PromiseTest:
             expected_s = late.finish_s - first.arrival_s
             return Shortfall(
                 f"the first token is expected after {expected_s:.3g} s, the target is {target_s:.3g} s",
-                _bounded(late.own_s),
+                _bounded(max(late.own_s, late.finish_s - now_s - cost.seconds(work.num_tokens, work.num_pairs))),
             )
         if late.others_s > 0.0:
             total = book.curve.total()
@@ -337,7 +347,7 @@ class PromiseTest:
         """Of step time, what classes without promises take because they are behind, or soon will be."""
         if self._shares is None:
             return 0.0
-        return min(sum(c.share for c in self._classes if not is_guaranteed(c) and self._shares.is_behind(c.name)), 0.9)
+        return min(sum(c.share for c in self._classes if not c.is_guaranteed and self._shares.is_behind(c.name)), 0.9)
 
 
 def _until_ended(ends_s: list[float], share: float) -> float:

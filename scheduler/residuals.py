@@ -14,6 +14,10 @@ WEIGHT = 0.1
 """Of a new step in the correction."""
 MAX_RATIO = 4.0
 """A step further off than this, or its inverse, counts as this far."""
+FADE_STEPS = 256
+"""After so many steps of other kinds, what this kind has shown counts for less and less."""
+FADE = 0.01
+"""Of the way to the other kinds' correction, a step."""
 MAX_STRIDE = 1.25
 """The correction follows a step as if it were off by this factor at most: one stall moves it by 2.5 %."""
 
@@ -29,6 +33,7 @@ class Residuals:
         self._prior_p95 = prior_p95
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
+        self._num_steps_of_others = 0
         self.correction = 1.0
         """Factor on predictions: exponentially weighted mean of measured over predicted."""
 
@@ -42,6 +47,7 @@ class Residuals:
 
     def observe(self, ratio: float) -> float:
         """A step took `ratio` times its uncorrected prediction; its residual against the correction before it."""
+        self._num_steps_of_others = 0
         ratio = min(max(ratio, 1.0 / MAX_RATIO), MAX_RATIO)
         residual = ratio / self.correction
         if len(self._recent) == WINDOW_STEPS:
@@ -52,6 +58,19 @@ class Residuals:
         followed = self.correction * min(max(residual, 1.0 / MAX_STRIDE), MAX_STRIDE)
         self.correction += WEIGHT * (followed - self.correction)
         return residual
+
+    def fade(self, correction: float) -> None:
+        """A step of another kind was observed, whose correction is `correction` by now.
+
+        A kind whose predictions are too long may never be scheduled again, and so never show that they are.
+        """
+        self._num_steps_of_others += 1
+        if self._num_steps_of_others <= FADE_STEPS:
+            return
+        self.correction += FADE * (correction - self.correction)
+        if self._recent and self._num_steps_of_others % WINDOW_STEPS == 0:
+            self._recent.clear()
+            self._ordered.clear()
 
     def check(self) -> None:
         """Assert that both orders hold the same residuals and the correction lies within bounds."""

@@ -157,6 +157,8 @@ class Scheduler:
         if verdict.kind is VerdictKind.REFUSE:
             return verdict
         slo = dataclasses.replace(first.slo, granted=verdict.granted)
+        if verdict.kind is VerdictKind.DEGRADE:  # targets of its own were those it could not have
+            slo = dataclasses.replace(slo, ttft_s=None, tpot_s=None)
         members = {
             spec.request_id: new_request(dataclasses.replace(spec, slo=slo), index, self._policy, self._config.egress_s)
             for index, spec in enumerate(group)
@@ -189,6 +191,8 @@ class Scheduler:
             self._next_step_id, now_s, self._config.max_num_batched_tokens, self._config.max_victims_per_step
         )
         self._next_step_id += 1
+        if self._decode_load is not None:
+            self._decode_load.wanted_s = self._admission.wanted_tpot_s(now_s)
         self._expire(plan)
         self._refuse_closed(plan)
         self._make_room_for_head(plan)
@@ -412,6 +416,7 @@ class Scheduler:
             return
         tokens_by_class: dict[str, int] = {}
         backlogged = {name for name, count in self._queue.num_requests_by_class.items() if count}
+        backlogged |= step.unfinished_classes
         for entry in step.entries:
             name = entry.request.slo_class.name
             tokens_by_class[name] = tokens_by_class.get(name, 0) + entry.num_tokens

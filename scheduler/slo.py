@@ -64,6 +64,11 @@ class SLOClass:
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"class {self.name!r}: {field} is {value}, it must lie in 0..1")
 
+    @property
+    def is_guaranteed(self) -> bool:
+        """A request is let in only with a promise; else it queues, and may be late."""
+        return self.when_infeasible != "queue"
+
     def ttft_s(self, num_uncached_prompt_tokens: int) -> float:
         """Target of the time to first token, in seconds, for a prompt of that many uncached tokens."""
         return self.ttft_base_s + self.ttft_per_1k_tokens_s * num_uncached_prompt_tokens / 1000.0
@@ -89,6 +94,11 @@ class SLO:
     def ttft_target_s(self, slo_class: SLOClass, num_uncached_prompt_tokens: int) -> float:
         """The TTFT target in force: the client's own, else that of the class it is served in."""
         return slo_class.ttft_s(num_uncached_prompt_tokens) if self.ttft_s is None else self.ttft_s
+
+    def first_token_limit_s(self, slo_class: SLOClass, num_uncached_prompt_tokens: int) -> float:
+        """Seconds after arrival by which the first token must come: its target, or an end that comes before."""
+        limit_s = self.ttft_target_s(slo_class, num_uncached_prompt_tokens)
+        return limit_s if self.e2e_deadline_s is None else min(limit_s, self.e2e_deadline_s)
 
     def tpot_target_s(self, slo_class: SLOClass) -> float:
         """The TPOT target in force: the client's own, else that of the class it is served in."""

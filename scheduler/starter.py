@@ -113,15 +113,15 @@ class Starter:
             request.num_cached_tokens = leader.num_cached_tokens
             self._counters.prompt_tokens_shared += request.num_computed_tokens
         spec, slo_class = request.spec, request.slo_class
-        ttft_s = spec.slo.ttft_target_s(slo_class, spec.num_prompt_tokens - request.num_cached_tokens)
-        request.deadlines.start(spec.arrival_s + ttft_s)
+        num_uncached = spec.num_prompt_tokens - request.num_cached_tokens
+        request.deadlines.start(spec.arrival_s + spec.slo.first_token_limit_s(slo_class, num_uncached))
         plan.admissions.append(
             Admission(
                 spec.request_id,
                 spec.group_id,
                 request.num_cached_tokens,
-                ttft_s,
+                spec.slo.ttft_target_s(slo_class, num_uncached),
                 spec.slo.tpot_target_s(slo_class),
-                self._is_late(request),
+                self._is_late(request) or request.deadlines.next_s <= plan.now_s,
             )
         )

@@ -1,8 +1,8 @@
 """How long one step may take, which decodes it leaves out, and how much prefill fits beside the others.
 
 The budget is the smallest slack of the protected decodes, those that cannot be saved left aside, and of the protected
-prompts that end in the step. What runs anyway may take longer than that; prefill that adds nothing to it, as below the time of the step's copies, is free and is always
-filled.
+prompts that end in the step. What runs anyway may take longer than that; prefill that adds nothing to it, as below the
+time of the step's copies, is free and is always filled.
 
 Source: the smallest slack as the budget of a step and slack-rich decodes left out are those of Niyama (ASPLOS 2026) and
 FairBatching (arXiv 2510.14392); the chunk is the closed inverse of the latency model.

@@ -26,6 +26,8 @@ class StepPlan:
         """The waiting request that victims made room for: the one that may start in a step that preempted."""
         self.has_backlog = False
         """Prompts are left over that could have been computed."""
+        self.prefilling: Sequence[Request] = ()
+        """Prompts that are computed in part, whether the step computes more of them or not."""
         self.is_reserved = False
         """What is scheduled now is owed to its class, whatever it costs the others."""
         self.decodes: RunningDecodes | None = None
@@ -119,4 +121,5 @@ class StepPlan:
             reasons=tuple(self._reasons),
         )
         held = [copy.source for copy in self._copies]
-        return output, InFlightStep(self.step_id, tuple(self._entries), held, prediction, self.has_backlog)
+        unfinished = frozenset(r.slo_class.name for r in self.prefilling if r.num_tokens_to_compute > 0)
+        return output, InFlightStep(self.step_id, tuple(self._entries), held, prediction, self.has_backlog, unfinished)

@@ -35,6 +35,8 @@ class InFlightStep:
     """Of its duration; None where there is no latency model."""
     has_backlog: bool = False
     """Prompts were left over that could have been computed."""
+    unfinished_classes: frozenset[str] = frozenset()
+    """Of prompts that were computed in part before and are not done with this step."""
 
     def match(self, result: StepResult) -> Sequence[RequestResult]:
         """The results, in the order of the entries.

@@ -23,8 +23,10 @@ from typing import cast
 
 from scheduler.slo import SLO, SLOClass, SLOClasses
 
+MIN_TARGET_MS = 0.001
+"""The shortest target a request may ask for: a microsecond."""
 MAX_TARGET_MS = 86_400_000.0
-"""A day: the longest target a request may ask for."""
+"""A day: the longest one."""
 UNCLAIMED_TIERS = ("auto", "default", "scale")
 """Tiers that mean the default class where no class claims them."""
 _KEYS = ("class", "ttft_ms", "tpot_ms", "e2e_deadline_ms", "degrade")
@@ -90,7 +92,8 @@ def resolve_slo(
     `headers` is looked up by lower-case names.
 
     Raises:
-        InvalidSLO: an unknown class or tier, or a target that is no number of milliseconds in 0..`MAX_TARGET_MS`.
+        InvalidSLO: an unknown class or tier, or a target that is no number of milliseconds in
+            `MIN_TARGET_MS`..`MAX_TARGET_MS`.
     """
     body = slo_body or SLOBody()
     name = _resolve_class(classes, headers, service_tier, body).name
@@ -133,9 +136,10 @@ def _seconds(value_ms: float | None, param: str, headers: Mapping[str, str], hea
         if _NUMBER.fullmatch(text.strip(" \t")) is None:
             raise InvalidSLO(param, f"{param} is {_echo(text)}, it must be a number of milliseconds")
         value_ms = float(text)
-    if not 0.0 < value_ms <= MAX_TARGET_MS:
+    if not MIN_TARGET_MS <= value_ms <= MAX_TARGET_MS:
         raise InvalidSLO(
-            param, f"{param} is {value_ms}, it must be above 0 and at most {MAX_TARGET_MS:.0f} milliseconds"
+            param,
+            f"{param} is {value_ms}, it must be at least {MIN_TARGET_MS} and at most {MAX_TARGET_MS:.0f} milliseconds",
         )
     return value_ms / 1000.0
 

@@ -168,7 +168,10 @@ def test_what_steps_have_taught_is_not_believed_for_ever() -> None:
     assert rig.offer(make("warm", "standard", 16, max_tokens=3)).kind is VerdictKind.ADMIT
     rig.run(())
     teach(model._model, StepFeatures(0, 1, 17, 17, 0.0, 1), 3.0, 60)
-    assert rig.offer(dataclasses.replace(spec, arrival_s=rig.now_s)).reason is RefusalReason.CLASS_CLOSED
+    slow = rig.offer(dataclasses.replace(spec, arrival_s=rig.now_s))
+    assert slow.reason is RefusalReason.SLO_UNATTAINABLE and slow.retry_after_s == STALE_S, "the record could keep it"
+    never = rig.offer(make("never", "realtime", 16, tpot_s=0.001))
+    assert never.reason is RefusalReason.CLASS_CLOSED and never.retry_after_s is None
     rig.now_s += STALE_S
     assert rig.offer(dataclasses.replace(spec, arrival_s=rig.now_s)).kind is VerdictKind.ADMIT
 

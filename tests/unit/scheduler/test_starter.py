@@ -158,11 +158,11 @@ def test_what_is_cached_is_told_and_shortens_the_target() -> None:
     (first,) = desk.wait(make_spec("a", 14, 4, prompt="p"))
     desk.start(first)
     desk.compute(first)
-    (second,) = desk.wait(make_spec("b", 18, 4, prompt="p", arrival_s=1.0))
+    (second,) = desk.wait(make_spec("b", 18, 4, prompt="p", arrival_s=9.0))
     assert desk.start(second) == 6
     assert second.num_cached_tokens == 12 and second.block_ids[:3] == first.block_ids[:3]
     assert desk.plan.admissions[1] == Admission("b", "b", 12, 3.0 + 0.3 * 6 / 1000, 0.08)
-    assert second.deadlines.next_s == pytest.approx(1.0 + 3.0 + 0.3 * 6 / 1000)
+    assert second.deadlines.next_s == pytest.approx(9.0 + 3.0 + 0.3 * 6 / 1000)
 
 
 def test_a_choice_takes_over_its_leaders_prompt() -> None:
