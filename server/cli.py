@@ -71,7 +71,9 @@ _SIMULATE_FIELDS = {
     ),
 }
 SIMULATE_OPTIONS = tuple(
-    dataclasses.replace(option, name="policy") if option.field == "scheduler_policy" else option
+    dataclasses.replace(option, name="policy", alias="scheduler-policy")
+    if option.field == "scheduler_policy"
+    else option
     for option in options_of(SimulateConfig, EngineConfig, SchedulerConfig, without={"model_path"})
     if option.field in _SIMULATE_FIELDS
 )
@@ -320,7 +322,7 @@ def _simulate(model: str | None, config_path: Path | None, typed: Typed) -> None
     from engine.errors import EngineError
     from engine.simulation.traffic import TrafficClass
     from loadgen.traces.trace_error import TraceError
-    from server.simulate_command import run_simulate
+    from server.simulate_command import STDOUT, run_simulate
 
     mix = tuple(
         TrafficClass(
@@ -331,8 +333,8 @@ def _simulate(model: str | None, config_path: Path | None, typed: Typed) -> None
         )
         for share in shares
     )
-    out = Console()
-    out = out if out.is_terminal else Console(width=_LOG_COLUMNS)
+    out = _console() if config.json_path == STDOUT else Console()
+    out = out if out.is_terminal else Console(stderr=out.stderr, width=_LOG_COLUMNS)
     try:
         replayed = None if config.trace_path is None else _replayed(Path(config.trace_path), config.requests)
         name = model or config.model or DEFAULT_ALIAS

@@ -90,4 +90,5 @@ def _annotation(option: Option) -> Any:
     metavar = "|".join(option.choices) if option.kind is OptionKind.CHOICE else _METAVARS[option.kind]
     if option.kind is OptionKind.LIST:
         return Annotated[list[str] | None, typer.Option(flag, metavar=metavar, **shown)]
-    return Annotated[str | None, typer.Option(flag, metavar=metavar, **shown)]
+    names = (flag,) if option.alias is None else (flag, f"--{option.alias}")
+    return Annotated[str | None, typer.Option(*names, metavar=metavar, **shown)]

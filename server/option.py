@@ -43,6 +43,8 @@ class Option:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    alias: str | None = None
+    """A second name on the command line."""
     is_secret: bool = False
     """Its value is never shown."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.simulation.arrivals import STEADY, ArrivalPattern
@@ -25,7 +24,12 @@ from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClasses
 from server.plan_command import find_model
 from server.simulated_requests import SimulatedRun, observe
-from server.simulation_report import Attainment, attainment, by_class, protected_share
+from server.simulation_report import attainment, by_class, counted_for_capacity, protected_share, worst_class
+from server.simulation_table import show
+
+STDOUT = "-"
+MAX_TAIL = 10.0
+"""A capacity is none if what counts for it takes so many times as long to serve as to arrive."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +80,17 @@ class Experiment:
         static = dataclasses.replace(self, scheduler=scheduler)
         mix = self.mix if self.replayed is None else self.replayed.shape(self.mix)
         start = busy_rate_per_s(self.machine, self.scheduler, mix)
-        return find_capacity(lambda rate: protected_share(static.run(rate).records, self.classes), start)
+        classes = self.classes
+
+        def share(rate_per_s: float) -> float:
+            return protected_share(static.run(rate_per_s).records, classes)
+
+        def worst(rate_per_s: float) -> str:
+            return worst_class(static.run(rate_per_s).records, classes)
+
+        capacity = find_capacity(share, start, explain=worst)
+        _check_capacity(capacity, static.run(capacity), classes)
+        return capacity
 
 
 def run_simulate(
@@ -89,7 +103,7 @@ def run_simulate(
     out: Console,
     replayed: ReplayedLoad | None = None,
 ) -> None:
-    """Simulate, show, and write the JSON file if there is to be one.
+    """Simulate, show, and write the JSON if it is wanted.
 
     Args:
         replayed: a trace in place of a drawn load.
@@ -125,17 +139,37 @@ def run_simulate(
     run = experiment.run(rate)
     values = {
         "model": place.name,
-        **_heading(experiment, rate, capacity),
+        **_heading(experiment, run, rate, capacity),
+        "trace": config.trace_path,
+        "classes_file": config.classes_path,
         "arrivals_s": run.records[-1].arrival_s,
         "duration_s": run.duration_s,
         "turns": run.num_turns,
+        "steps": run.num_steps,
+        "steps_limited": dict(run.steps_limited),
         "preemptions": run.num_preemptions,
         "overall": attainment(run.records, classes).values(),
         "classes": {name: found.values() for name, found in by_class(run.records, classes).items()},
     }
     show(values, run, classes, out)
-    if config.json_path is not None:
+    if config.json_path == STDOUT:
+        sys.stdout.write(_json(values))
+        sys.stdout.flush()
+    elif config.json_path is not None:
         _write(Path(config.json_path), values)
+
+
+def _check_capacity(capacity: float, run: SimulatedRun, classes: SLOClasses) -> None:
+    """Raises SimulationError: all of the requests were there before a queue could grow late."""
+    counted = counted_for_capacity(run.records, classes)
+    arrivals_s = run.records[-1].arrival_s
+    served_s = max(record.finished_s or 0.0 for record in counted)
+    if served_s > MAX_TAIL * arrivals_s:
+        raise SimulationError(
+            f"--requests {len(run.records)} are too few to find a capacity: even where all of them come within "
+            f"{arrivals_s:.2g} s ({capacity:.4g}/s) enough are in time, though serving them takes {served_s:.2g} s. "
+            "Raise --requests, or give --rate"
+        )
 
 
 def _check_classes(mix: tuple[TrafficClass, ...], classes: SLOClasses) -> None:
@@ -150,12 +184,22 @@ def _check_trace(replayed: ReplayedLoad | None, classes: SLOClasses) -> None:
         raise SimulationError(f"the trace names class {unknown[0]!r}; the known ones are {', '.join(classes.names)}")
 
 
-def _heading(experiment: Experiment, rate: float, capacity: float | None) -> dict[str, Any]:
+def _heading(experiment: Experiment, run: SimulatedRun, rate: float, capacity: float | None) -> dict[str, Any]:
     machine = experiment.machine
     return {
         "machine": machine.name,
         "policy": experiment.scheduler.scheduler_policy,
+        "admission": "promise" if run.makes_promises else "caps",
         "seed": experiment.seed,
+        "mix": [
+            {"class": c.name, "share": c.share, "prompt_tokens": c.prompt_tokens, "output_tokens": c.output_tokens}
+            for c in experiment.mix
+        ],
+        "noise": experiment.noise,
+        "cv": experiment.pattern.cv,
+        "burst": experiment.pattern.burst,
+        "cancel": experiment.cancelled_share,
+        "streamed_layers": machine.num_streamed_layers,
         "rate_per_s": rate,
         "capacity_per_s": capacity,
         "capacity_goal": CAPACITY_GOAL,
@@ -166,57 +210,12 @@ def _heading(experiment: Experiment, rate: float, capacity: float | None) -> dic
     }
 
 
-def show(values: dict[str, Any], run: SimulatedRun, classes: SLOClasses, out: Console) -> None:
-    """Write the result for people."""
-
-    def line(text: str) -> None:
-        out.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    line(f"{values['model']} on {values['machine']}, policy {values['policy']}, seed {values['seed']}")
-    capacity = values["capacity_per_s"]
-    of_capacity = "" if capacity is None else f", {values['load']:.3g} x the capacity of {capacity:.4g}/s"
-    line(f"{len(run.records)} requests at {values['rate_per_s']:.4g}/s{of_capacity}")
-    line(f"arrivals over {values['arrivals_s']:.4g} s, the last one done after {values['duration_s']:.4g} s")
-    if values["clipped"]:
-        line(f"{values['clipped']} requests were longer than {values['max_model_len']:,} tokens, and were cut.")
-    out.print()
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for index, column in enumerate(
-        ("class", "sent", "met", "offered", "admitted", "refused", "expired", "late", "TTFT p50", "p99", "TPOT p50")
-    ):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    for name, found in by_class(run.records, classes).items():
-        table.add_row(*_row(name, found, values["classes"][name]))
-    table.add_row(*_row("overall", attainment(run.records, classes), values["overall"]))
-    out.print(table)
-
-
-def _row(name: str, found: Attainment, values: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        name,
-        str(found.num_sent),
-        str(values["met"]),
-        _share(found.offered),
-        _share(found.admitted),
-        str(values["refused"]),
-        str(values["expired"]),
-        str(found.num_late),
-        _milliseconds(values["ttft_s"]["p50"]),
-        _milliseconds(values["ttft_s"]["p99"]),
-        _milliseconds(values["tpot_s"]["p50"]),
-    )
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:,.0f} ms"
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=1) + "\n"
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        path.write_text(_json(values), encoding="utf-8")
     except OSError as error:
         raise SimulationError(f"--json {path}: {error.strerror}; name a file in a directory that exists") from error

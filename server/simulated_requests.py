@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.messages import AddGroup, ChoiceDelta, GroupRefused
 from engine.simulation.simulator import SimulatedTurn
@@ -22,7 +23,12 @@ class SimulatedRun:
     records: tuple[RequestRecord, ...]
     duration_s: float
     num_turns: int
+    num_steps: int
     num_preemptions: int
+    makes_promises: bool
+    """The admission in force: promises, or the queues' caps alone."""
+    steps_limited: Mapping[str, int]
+    """Steps that left something out, by why: as `headrace_steps_limited_total` counts."""
 
 
 class Observation:
@@ -35,11 +41,12 @@ class Observation:
         self._records = {request.group_id: _record(request) for request in requests}
         self._last: SimulatedTurn | None = None
         self._num_turns = 0
+        self._num_steps = 0
+        self._limited: Counter[str] = Counter()
 
     def take_in(self, turn: SimulatedTurn) -> list[RequestRecord]:
         """Note what a turn did; the requests that it ended."""
-        self._last = turn
-        self._num_turns += 1
+        self._count(turn)
         outputs, now_s = turn.outputs, turn.now_s
         for admitted in outputs.admitted:
             self._records[admitted.group_id].admitted(admitted, now_s)
@@ -61,8 +68,19 @@ class Observation:
             tuple(self._records.values()),
             0.0 if self._last is None else self._last.now_s,
             self._num_turns,
+            self._num_steps,
             0 if self._last is None else self._last.outputs.stats.num_preemptions,
+            self._last is not None and self._last.outputs.stats.promise_margin is not None,
+            dict(sorted(self._limited.items())),
         )
+
+    def _count(self, turn: SimulatedTurn) -> None:
+        stats = turn.outputs.stats
+        if self._last is None or stats.step_id != self._last.outputs.stats.step_id:  # else it computed nothing
+            self._num_steps += 1
+            self._limited.update(stats.reasons)
+        self._last = turn
+        self._num_turns += 1
 
 
 def observe(requests: Sequence[AddGroup], turns: Iterable[SimulatedTurn]) -> SimulatedRun:

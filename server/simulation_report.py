@@ -24,6 +24,8 @@ class Attainment:
     ttfts_s: tuple[float, ...]
     """Ascending, of requests that were served."""
     tpots_s: tuple[float, ...]
+    refusals: Counter[str]
+    """Refused and expired ones, by the code that their clients get."""
 
     @property
     def num_sent(self) -> int:
@@ -40,12 +42,12 @@ class Attainment:
 
     @property
     def offered(self) -> float | None:
-        """Share of what was sent that met its targets; None: nothing was. Who left in time counts for neither."""
+        """Met / (sent - cancelled); None: nothing counts. Cancelled are those who left before anything was late."""
         return self._met_of(self.num_sent)
 
     @property
     def admitted(self) -> float | None:
-        """Share of what was neither refused nor expired that met its targets; None: nothing was admitted."""
+        """Met / (sent - refused - expired - cancelled); None: nothing counts."""
         return self._met_of(self.num_admitted)
 
     def _met_of(self, num_requests: int) -> float | None:
@@ -64,6 +66,7 @@ class Attainment:
             "failed": self.outcomes[Outcome.FAILED],
             "cancelled": self.outcomes[Outcome.CANCELLED],
             **late,
+            "refusals": dict(sorted(self.refusals.items())),
             "offered_attainment": self.offered,
             "admitted_attainment": self.admitted,
             "ttft_s": _quantiles(self.ttfts_s),
@@ -74,16 +77,20 @@ class Attainment:
 def attainment(records: Iterable[RequestRecord], classes: SLOClasses) -> Attainment:
     """Judge finished requests against the class they asked for."""
     outcomes: Counter[Outcome] = Counter()
+    refusals: Counter[str] = Counter()
     ttfts, tpots = [], []
     for record in records:
-        outcomes[judge(record, classes)] += 1
+        outcome = judge(record, classes)
+        outcomes[outcome] += 1
+        if outcome in _TURNED_AWAY:
+            refusals[str(record.reason)] += 1
         if any(choice.first_token_s is None for choice in record.choices):
             continue
         measured = measure(record)
         ttfts.append(measured.ttft_s)
         if measured.tpot_s is not None:
             tpots.append(measured.tpot_s)
-    return Attainment(outcomes, tuple(sorted(ttfts)), tuple(sorted(tpots)))
+    return Attainment(outcomes, tuple(sorted(ttfts)), tuple(sorted(tpots)), refusals)
 
 
 def by_class(records: Sequence[RequestRecord], classes: SLOClasses) -> dict[str, Attainment]:
@@ -98,9 +105,21 @@ def by_class(records: Sequence[RequestRecord], classes: SLOClasses) -> dict[str,
 
 def protected_share(records: Sequence[RequestRecord], classes: SLOClasses) -> float:
     """Offered attainment of the protected classes together; where none of them was asked for, of all."""
-    protected = [record for record in records if classes.get(record.slo.requested).protected]
-    share = attainment(protected or records, classes).offered
+    share = attainment(counted_for_capacity(records, classes), classes).offered
     return 0.0 if share is None else share
+
+
+def counted_for_capacity(records: Sequence[RequestRecord], classes: SLOClasses) -> Sequence[RequestRecord]:
+    """Those of the protected classes; where none of them was asked for, all."""
+    return [record for record in records if classes.get(record.slo.requested).protected] or records
+
+
+def worst_class(records: Sequence[RequestRecord], classes: SLOClasses) -> str:
+    """Of what counts for the capacity, the class with the smallest share in time, and what became of its requests."""
+    found = by_class(counted_for_capacity(records, classes), classes)
+    name = min(found, key=lambda name: found[name].offered or 0.0)
+    fates = ", ".join(f"{outcome.value}: {number}" for outcome, number in found[name].outcomes.most_common())
+    return f"{name} ({fates})"
 
 
 def quantile(ascending: Sequence[float], share: float) -> float | None:

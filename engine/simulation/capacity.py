@@ -20,7 +20,11 @@ _MAX_STRIDES = 20
 
 
 def find_capacity(
-    attainment: Callable[[float], float], start_per_s: float, goal: float = CAPACITY_GOAL, stride: float = 2.0
+    attainment: Callable[[float], float],
+    start_per_s: float,
+    goal: float = CAPACITY_GOAL,
+    stride: float = 2.0,
+    explain: Callable[[float], str] | None = None,
 ) -> float:
     """Requests per second: bracketed by steps of a factor, then bisected on a logarithmic scale.
 
@@ -28,6 +32,7 @@ def find_capacity(
         attainment: share of the offered requests that meet their targets, 0..1, at that many requests per second.
         start_per_s: where to begin; a good guess saves runs, with a smaller stride some more.
         stride: factor of the first steps, up or down.
+        explain: who misses them most at that rate, for the message where no rate will do.
 
     Raises:
         SimulationError: no rate tried reaches the goal, or every one does.
@@ -40,8 +45,8 @@ def find_capacity(
                 break
         else:
             raise SimulationError(
-                f"there is no capacity to be found: even at {high:.4g} requests/s at least {goal:.0%} meet their "
-                "targets. Simulate more --requests, or give --rate"
+                f"--requests are too few to find a capacity: even at {high:.4g} requests/s at least {goal:.0%} meet "
+                "their targets. Raise --requests, or give --rate"
             )
     else:
         for _ in range(_MAX_STRIDES):
@@ -49,9 +54,10 @@ def find_capacity(
             if attainment(low) >= goal:
                 break
         else:
+            who = "" if explain is None else f", fewest of class {explain(low)}"
             raise SimulationError(
-                f"there is no capacity: even at {low:.4g} requests/s fewer than {goal:.0%} meet their targets. Take "
-                "another --gpu, shorter requests or looser --classes, or give --rate"
+                f"there is no capacity: even at {low:.4g} requests/s fewer than {goal:.0%} meet their targets{who}. "
+                "Take another --gpu, shorter requests, or a table with looser targets (--classes), or give --rate"
             )
     while high / low > _TOLERANCE:
         middle = math.sqrt(low * high)

@@ -97,7 +97,10 @@ class SimulateConfig:
     classes_path: str | None = dataclasses.field(
         default=None, metadata={"help": "TOML file of latency classes that replaces the built-in table."}
     )
-    json_path: str | None = dataclasses.field(default=None, metadata={"help": "Write the result to this file."})
+    json_path: str | None = dataclasses.field(
+        default=None,
+        metadata={"help": "Write the result as JSON to this file; - is stdout, the table then is on stderr."},
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -75,6 +75,8 @@ def test_capacity_is_where_the_goal_is_just_reached() -> None:
 def test_where_there_is_no_capacity_the_way_out_is_named() -> None:
     with pytest.raises(SimulationError, match=r"fewer than 90% meet.*--gpu"):
         find_capacity(lambda _: 0.89, 1.0)
+    with pytest.raises(SimulationError, match=r"targets, fewest of class gold at 9\.537e-07\. .*\(--classes\)"):
+        find_capacity(lambda _: 0.89, 1.0, explain=lambda rate: f"gold at {rate:.4g}")
     with pytest.raises(SimulationError, match=r"even at .* at least 90%.*--requests"):
         find_capacity(lambda _: 0.9, 1.0)
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from engine.plan_model import built_in_model
-from engine.plan_run import PlannedModel
+from engine.plan_model import PlannedModel, built_in_model
 from engine.simulation import machine
 from offload.hardware import find_hardware
 from offload.record import PerformanceRecord
@@ -21,6 +20,7 @@ from server.cli import SIMULATE_OPTIONS, app
 from tests.record_builders import FIXED_S, HEAD_PER_ROW_S, HEAD_S, OVERHEAD_PER_ROW_S, make_record, true_layer_s
 
 MIX = ("--mix", "realtime:2,prompt=200-800,output=10-20", "--mix", "batch:1,prompt=500,output=20")
+SHAPE = ("llama-3-8b", "--gpu", "h100")
 KEYS = {
     "sent",
     "met",
@@ -31,6 +31,7 @@ KEYS = {
     "late_tpot",
     "late_stall",
     "late_e2e",
+    "refusals",
     "offered_attainment",
 }
 
@@ -56,6 +57,49 @@ def test_a_simulation_is_shown_and_written_and_is_a_function_of_its_seed(tmp_pat
     assert all(KEYS | {"admitted_attainment"} <= set(found) for found in values["classes"].values())
     assert 0.0 < values["arrivals_s"] < values["duration_s"]
     assert (values["rate_per_s"], values["capacity_per_s"], values["policy"]) == (30.0, None, "deadline")
+    assert values["mix"] == [
+        {"class": "realtime", "share": 2.0, "prompt_tokens": [200, 800], "output_tokens": [10, 20]},
+        {"class": "batch", "share": 1.0, "prompt_tokens": [500, 500], "output_tokens": [20, 20]},
+    ]
+    plain = {"noise": 1.0, "cv": 1.0, "burst": 1.0, "cancel": 0.0, "streamed_layers": 0, "trace": None}
+    assert plain | {"classes_file": None} == {key: values[key] for key in (*plain, "classes_file")}
+
+
+def test_json_on_stdout_leaves_the_table_to_stderr() -> None:
+    result = run(*SHAPE, *MIX, "--rate", "30", "--requests", "20", "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["overall"]["sent"] == 20
+    assert "20 requests at 30/s" in result.stderr and "overall" in result.stderr
+
+
+@pytest.mark.parametrize("policy", ["--policy", "--scheduler-policy"])
+def test_heading_names_what_is_not_plain_and_the_admission_in_force(policy: str) -> None:
+    options = ("--noise", "1.2", "--cv", "2", "--burst", "3", "--streamed-layers", "2")
+    result = run(*SHAPE, *MIX, "--rate", "5", "--requests", "10", policy, "fcfs", *options)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[1] == "policy fcfs, admission caps, seed 0", "fcfs makes no promises"
+    mix = "--mix realtime:2,prompt=200-800,output=10-20 --mix batch:1,prompt=500,output=20"
+    assert lines[2] == f"{mix} --noise 1.2 --cv 2 --burst 3 --streamed-layers 2"
+
+
+def test_cancelled_requests_have_a_column_where_there_are_any_and_count_for_no_share(tmp_path: Path) -> None:
+    path, arguments = tmp_path / "out.json", (*SHAPE, *MIX, "--rate", "30", "--requests", "80")
+    assert "cancelled" not in run(*arguments).output
+    result = run(*arguments, "--cancel", "0.4", "--json", str(path))
+    found = json.loads(path.read_text())["overall"]
+    head, overall = (next(s.split() for s in result.output.splitlines() if s.startswith(n)) for n in ("class", "over"))
+    assert int(overall[head.index("cancelled")]) == found["cancelled"] > 0
+    assert found["offered_attainment"] == found["met"] / (found["sent"] - found["cancelled"])
+    assert found["admitted_attainment"] == found["met"] / (found["admitted"] - found["cancelled"])
+
+
+def test_json_tells_why_requests_were_refused_and_what_bounded_steps(tmp_path: Path) -> None:
+    values = values_of(tmp_path / "o", "--rate", "300", "--requests", "150", "--max-num-seqs", "16")
+    for found in (values["overall"], *values["classes"].values()):
+        assert sum(found["refusals"].values()) == found["refused"] + found["expired"]
+    assert values["classes"]["realtime"]["refusals"]["slo_unattainable"] > 0
+    assert 0 < values["steps_limited"]["no_seat"] <= values["steps"] <= values["turns"]
 
 
 def test_noise_bursts_and_leaving_clients_change_the_run_and_are_functions_of_the_seed(tmp_path: Path) -> None:
@@ -130,7 +174,9 @@ def test_policies_are_those_of_the_scheduler() -> None:
 def test_help_of_80_columns_shows_every_option() -> None:
     lines = CliRunner().invoke(app, ["simulate", "--help"], terminal_width=80).output.splitlines()
     assert max(map(len, lines)) <= 80
-    assert {f"--{option.name}" for option in SIMULATE_OPTIONS} <= {s.split()[0] for s in lines if s.startswith("  --")}
+    assert {f"--{option.name}" for option in SIMULATE_OPTIONS} <= {
+        s.split()[0].rstrip(",") for s in lines if s.startswith("  --")
+    }
 
 
 @pytest.mark.parametrize(
@@ -150,6 +196,22 @@ def test_help_of_80_columns_shows_every_option() -> None:
         (("llama-3-8b", "--gpu", "h100", "--cancel", "1"), 2, ("--cancel", "below 1")),
         (("llama-3-8b", "--gpu", "h100", "--trace", "t.csv", "--burst", "2"), 2, ("--trace", "--burst", "leave out")),
         (("llama-3-8b", "--gpu", "h100", "--streamed-layers", "33"), 1, ("--streamed-layers", "32 layers")),
+        ((*SHAPE, "--requests", "2"), 1, ("--requests", "too few", "Raise --requests")),
+        (
+            (
+                *SHAPE,
+                "--mix",
+                "standard:1",
+                "--mix",
+                "realtime:1,output=20",
+                "--streamed-layers",
+                "16",
+                "--requests",
+                "8",
+            ),
+            1,
+            ("there is no capacity", "fewest of class realtime (late_tpot:", "--classes"),
+        ),
         (("llama-3-8b", "--model", "opt-13b", "--gpu", "a100-80"), 2, ("give one",)),
         (("llama-3-8b", "--gpu", "h100", "--classes", "missing.toml"), 2, ("missing.toml",)),
         (
