@@ -8,7 +8,11 @@
 
 A class takes the fields of `scheduler.slo.SLOClass` by their names, in seconds. Only `ttft_base_s` and `tpot_s` must be
 given. `rank` follows the order in the file, `max_stall_s` and `degrade_to` are off, `protected` is false,
-`when_infeasible` is "queue", `objective` 0.95, `share` 0.1, `queue_cap_tokens` 128000, `max_wait_s` 600.
+`when_infeasible` is "queue", `objective` 0.95, `share` 0.1, `queue_cap_tokens` 128000, `max_wait_s` 600, and
+`service_tiers` is empty: the built-in classes' tiers are not those of the file's.
+
+`when_infeasible` "refuse" and "degrade" turn away what would be late, with consent into `degrade_to`, which "degrade"
+must name; with "queue" it waits and may be late, and only a full queue turns it away.
 """
 
 from __future__ import annotations

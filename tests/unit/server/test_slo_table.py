@@ -44,6 +44,18 @@ def test_a_file_replaces_every_class_and_its_order_is_the_rank(tmp_path: Path) -
     assert (bulk.rank, bulk.max_stall_s, bulk.protected, bulk.when_infeasible) == (1, None, False, "queue")
 
 
+def test_the_example_of_the_readme_is_one_that_degrades(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (example,) = [part.split("```")[0] for part in readme.split("```toml\n")[1:]]
+    path = tmp_path / "classes.toml"
+    path.write_text(example)
+    classes = load_slo_classes(str(path), None)
+    chat = classes.default
+    assert (chat.name, chat.is_guaranteed, chat.degrade_to) == ("chat", True, "nightly")
+    assert chat is classes.by_tier("priority")
+    assert not classes.get("nightly").is_guaranteed
+
+
 def test_the_command_lines_default_class_wins_over_the_files(tmp_path: Path) -> None:
     text = "default_class = 'chat'\n" + _MINIMAL + "[classes.bulk]\nttft_base_s = 60.0\ntpot_s = 0.4\n"
     path = tmp_path / "classes.toml"
