@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from offload.hardware_cost import HardwareCost
 from offload.plan_request import PlanRequest, ReferenceLoad
 from offload.planner import plan
 from offload.record import PerformanceRecord
-from offload.record_file import read_record, record_path, records_directory
+from offload.record_file import OutdatedRecordError, read_record, record_path, records_directory
 from offload.step_cost import StepCost
 from offload.target import ClassTarget
 from scheduler.config import SchedulerConfig
@@ -48,6 +49,8 @@ class ModelPlace:
     name: str
     path: Path | None
     """A GGUF file, or a directory with config.json; None: the built-in shape of that name."""
+    asked: str | None = None
+    """What a user named it by; None: nothing, it is the default model."""
 
 
 def plan_for_gpu(
@@ -173,7 +176,7 @@ def recorded_model(place: ModelPlace, engine: EngineConfig) -> tuple[PlannedMode
         )
     engine = dataclasses.replace(engine, model_path=str(place.path))
     try:
-        record, is_native = _find_record(engine, place.name)
+        record, is_native = _find_record(engine, place)
         dtype = resolve_dtype(engine.dtype)
         model = model_in_files(place.path, _choice(dtype, engine, is_native), place.name)
     except (OffloadError, OSError, ValueError) as error:
@@ -185,7 +188,7 @@ def _choice(dtype: torch.dtype, engine: EngineConfig, is_native: bool) -> Format
     return FormatChoice(dtype, is_native, None if engine.dtype == "auto" else dtype, engine.quantize)
 
 
-def _find_record(engine: EngineConfig, name: str) -> tuple[PerformanceRecord, bool]:
+def _find_record(engine: EngineConfig, place: ModelPlace) -> tuple[PerformanceRecord, bool]:
     """And whether native kernels compute.
 
     Raises:
@@ -202,11 +205,13 @@ def _find_record(engine: EngineConfig, name: str) -> tuple[PerformanceRecord, bo
     path = record_path(records_directory(os.environ), fingerprint)
     try:
         return read_record(path, fingerprint), library is not None
-    except FileNotFoundError:
+    except (FileNotFoundError, OutdatedRecordError) as error:
+        model = "" if place.asked is None else f" {shlex.quote(place.asked)}"
+        old = "" if isinstance(error, FileNotFoundError) else " (only one that an older build measured)"
         raise PlanError(
-            f"there is no record of {name} on this machine with these options: run "
-            f"`headrace profile MODEL{_profile_options(engine)}` with this MODEL (about 25 s), or add --gpu ID to plan "
-            "for an accelerator of the built-in table"
+            f"there is no record of {place.name} on this machine with these options{old}: run "
+            f"`headrace profile{model}{_profile_options(engine)}` (about 25 s), or add --gpu ID for an accelerator of "
+            "the built-in table"
         ) from None
 
 

@@ -20,7 +20,7 @@ from kernels.native_library import NativeLibrary
 from offload.errors import OffloadError
 from offload.fingerprint import Fingerprint
 from offload.record_check import ImplausibleRecordError, check_measurements
-from offload.record_file import make_directory, record_path, records_directory, write_record
+from offload.record_file import OutdatedRecordError, make_directory, record_path, records_directory, write_record
 from scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -114,6 +114,9 @@ def _known_record(path: Path, fingerprint: Fingerprint, scheduler: SchedulerConf
     try:
         return find_record(path, fingerprint, scheduler)
     except FileNotFoundError:
+        return None
+    except OutdatedRecordError as error:
+        logger.info("%s", error)
         return None
     except OffloadError as error:
         logger.warning("measuring anew: %s", error)

@@ -17,7 +17,7 @@ from offload.errors import OffloadError
 from offload.fingerprint import Fingerprint
 from offload.record import PerformanceRecord
 from offload.record_check import ImplausibleRecordError
-from offload.record_file import RecordFileError, record_path, records_directory, write_record
+from offload.record_file import OutdatedRecordError, RecordFileError, record_path, records_directory, write_record
 from scheduler.config import SchedulerConfig
 from scheduler.latency_coefficients import LatencyCoefficients
 
@@ -69,6 +69,8 @@ def _known_record(fingerprint: Fingerprint, scheduler: SchedulerConfig) -> Perfo
             record = find_record(path, fingerprint, scheduler, may_be_brief=is_brief)
         except FileNotFoundError:
             continue
+        except OutdatedRecordError as error:
+            logger.info("%s", error)
         except RecordTooSmallError as error:
             logger.info("a performance record is not used: %s", error)
         except OffloadError as error:

@@ -23,7 +23,11 @@ VERSION = 2
 
 
 class RecordFileError(OffloadError):
-    """A file that is no record, of another version, damaged, or cannot be written; names it and the way out."""
+    """A file that is no record, of a newer version, damaged, or cannot be written; names it and the way out."""
+
+
+class OutdatedRecordError(RecordFileError):
+    """An older build's record: as good as none. The next one of its fingerprint replaces it."""
 
 
 class RecordMismatchError(OffloadError):
@@ -108,7 +112,8 @@ def read_record(path: Path, expected: Fingerprint | None = None, *, may_be_brief
 
     Raises:
         FileNotFoundError: nothing lies there.
-        RecordFileError: no record, of another version, damaged, or brief.
+        OutdatedRecordError: what lies there is of an older version.
+        RecordFileError: no record, of a newer version, damaged, or brief.
         ImplausibleRecordError: see `offload.record_check`.
         RecordMismatchError: the record is of something else than `expected`.
     """
@@ -123,6 +128,11 @@ def read_record(path: Path, expected: Fingerprint | None = None, *, may_be_brief
         header = msgspec.json.decode(data, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordFileError(f"{path} is not a performance record ({error}); {again}") from error
+    if header.version < VERSION:
+        raise OutdatedRecordError(
+            f"the record {path} is of version {header.version}, from an older build: this one reads {VERSION} and goes "
+            "on as if there were none"
+        )
     if header.version != VERSION:
         raise RecordFileError(f"{path} is a record of version {header.version}, this build reads {VERSION}; {again}")
     try:

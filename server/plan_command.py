@@ -19,7 +19,7 @@ from engine.plan_run import ModelPlace, PlanError, plan_for_gpu, plan_for_this_m
 from scheduler.config import SchedulerConfig
 from scheduler.slo import SLOClass
 from server.hub_snapshot import HubSnapshots
-from server.known_model import KNOWN_MODELS
+from server.known_model import DEFAULT_ALIAS, KNOWN_MODELS
 from server.model_error import ModelError, ModelNotCachedError
 from server.model_source import parse_hub_id, resolve_model
 
@@ -60,9 +60,10 @@ def find_model(name: str, hub: HubSnapshots | None = None) -> ModelPlace:
         PlanError: nothing of that name.
     """
     is_built_in = name.lower() in built_in_names()
+    asked = None if name == DEFAULT_ALIAS else name
     local = Path(name).expanduser()
     if local.is_dir() and (local / "config.json").is_file():
-        return ModelPlace(local.resolve().name, local)
+        return ModelPlace(local.resolve().name, local, asked)
     if is_built_in and name not in KNOWN_MODELS and not local.exists():
         return ModelPlace(name.lower(), None)
     try:
@@ -78,14 +79,14 @@ def find_model(name: str, hub: HubSnapshots | None = None) -> ModelPlace:
         close = difflib.get_close_matches(name.lower(), built_in_names(), n=1)
         guess = f" Did you mean {close[0]}?" if close else ""
         raise PlanError(f"{error} Built-in shapes: {', '.join(built_in_names())}.{guess}") from error
-    return ModelPlace(paths.served_id, paths.path)
+    return ModelPlace(paths.served_id, paths.path, asked)
 
 
 def _from_hub(name: str, hub: HubSnapshots) -> ModelPlace:
     hub_id = parse_hub_id(name)
     assert hub_id is not None
     try:
-        return ModelPlace(hub_id.repo, hub.fetch_config(hub_id))
+        return ModelPlace(hub_id.repo, hub.fetch_config(hub_id), name)
     except ModelError as error:
         raise PlanError(f"{error} Or plan with a built-in shape: {', '.join(built_in_names())}.") from error
 

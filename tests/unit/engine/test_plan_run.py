@@ -121,11 +121,27 @@ def test_the_seam_takes_any_cost() -> None:
     assert report.heading[1] == "on a machine of the test"
 
 
-def test_without_a_record_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("asked", "shown"), [(None, ""), ("o/tiny", " o/tiny"), ("./my model", " './my model'")])
+def test_without_a_record_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, shown: str
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    place = ModelPlace("tiny", make_tiny_llama(tmp_path / "tiny"), asked)
+    engine = EngineConfig(model_path="", kernels="torch", dtype="float32")
+    with pytest.raises(PlanError, match=rf"run `headrace profile{shown} --dtype float32 --kernels torch`.*--gpu ID"):
+        plan_for_this_machine(PlanConfig(), place, engine, SCHEDULER, DEFAULT_CLASSES)
+
+
+def test_an_older_builds_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     place = ModelPlace("tiny", make_tiny_llama(tmp_path / "tiny"))
-    engine = EngineConfig(model_path="", kernels="torch", dtype="float32")
-    with pytest.raises(PlanError, match=r"run `headrace profile MODEL --dtype float32 --kernels torch`.*--gpu ID"):
+    engine = EngineConfig(model_path=str(place.path), kernels="torch", dtype="float32")
+    path = record_path(records_directory(os.environ), make_fingerprint(engine, offload_threads(None), None))
+    path.parent.mkdir(parents=True)
+    path.write_text('{"format": "headrace-record", "version": 1}')
+    with pytest.raises(
+        PlanError, match=r"no record of tiny .*older build measured\): run `headrace profile --dtype"
+    ):
         plan_for_this_machine(PlanConfig(), place, engine, SCHEDULER, DEFAULT_CLASSES)
 
 

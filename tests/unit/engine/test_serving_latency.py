@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,19 @@ def test_a_damaged_record_is_told_and_replaced(start: Start, caplog: pytest.LogC
     assert start.again() is not None and start.num_measured == 2
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "performance records are not used: head is empty" in warning.getMessage()
+    assert start.again() is not None and start.num_measured == 2
+
+
+def test_an_older_builds_record_is_replaced_without_a_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    start.again()
+    (path,) = start.records.iterdir()
+    path.write_text('{"format": "headrace-record", "version": 1}')
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert start.again() is not None and start.num_measured == 2
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    (told,) = [record.getMessage() for record in caplog.records if "older build" in record.getMessage()]
+    assert str(path) in told
     assert start.again() is not None and start.num_measured == 2
 
 

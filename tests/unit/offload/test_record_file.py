@@ -14,6 +14,7 @@ import pytest
 from offload.record import PerformanceRecord
 from offload.record_check import ImplausibleRecordError, check_measurements
 from offload.record_file import (
+    OutdatedRecordError,
     RecordFileError,
     RecordMismatchError,
     read_record,
@@ -146,6 +147,13 @@ def test_another_version_is_refused(written: Path) -> None:
     _changed(written, lambda document: document.update(version=99, measurements={}))
     with pytest.raises(RecordFileError, match="is a record of version 99, this build reads 2"):
         read_record(written)
+
+
+def test_an_older_version_is_told_apart_and_asks_for_nothing(written: Path) -> None:
+    _changed(written, lambda document: document.update(version=1, measurements={}))
+    with pytest.raises(OutdatedRecordError, match="is of version 1, from an older build: this one reads 2") as raised:
+        read_record(written)
+    assert "delete" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
