@@ -139,9 +139,7 @@ def test_an_older_builds_record_is_none(tmp_path: Path, monkeypatch: pytest.Monk
     path = record_path(records_directory(os.environ), make_fingerprint(engine, offload_threads(None), None))
     path.parent.mkdir(parents=True)
     path.write_text('{"format": "headrace-record", "version": 1}')
-    with pytest.raises(
-        PlanError, match=r"no record of tiny .*older build measured\): run `headrace profile --dtype"
-    ):
+    with pytest.raises(PlanError, match=r"no record of tiny .*older build measured\): run `headrace profile --dtype"):
         plan_for_this_machine(PlanConfig(), place, engine, SCHEDULER, DEFAULT_CLASSES)
 
 
