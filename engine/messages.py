@@ -115,6 +115,14 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ClassFloorStats, ...]
 
 
+class AloneStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Expected of one request with nothing beside it."""
+
+    prompt_tokens: int
+    ttft_s: float
+    tpot_s: float
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Weights are loaded and a real token was made."""
 
@@ -138,6 +146,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What the probe of threads measured; empty: their number was given."""
     longest_step_s: float = 0.0
     """Estimate of a step of `max_num_batched_tokens`, from the warm-up; bounds how long silence may be work."""
+    promise_margin: float | None = None
+    """Share of the time that promises leave unused at the start; None: none are made, the queues' caps alone decide."""
+    alone: AloneStats | None = None
+    """None: steps are not predicted, or weights are streamed, for which `offload` has the floors."""
+
+    @property
+    def admission(self) -> str:
+        """The one in force, which is not always the one that was asked for."""
+        return "caps" if self.promise_margin is None else "promise"
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from engine.alone import predict_alone
 from engine.clock import MonotonicClock
 from engine.core import EngineCore
 from engine.errors import EngineError, EngineStartError, EventLogError
@@ -91,7 +92,8 @@ def _run(
         gc.collect()
         gc.freeze()
         longest_step_s = prefill_s_per_token * config.scheduler.max_num_batched_tokens
-        sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s))
+        margin = scheduler.stats().promises.margin
+        sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s, margin))
         EngineLoop(core, sockets, clock, parent).run()
 
 
@@ -208,7 +210,12 @@ def _open_event_log(path: Path, header: Header, is_restart: bool) -> EventLog | 
         return None
 
 
-def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_step_s: float) -> Ready:
+def _ready(
+    config: ProcessConfig, built: BuiltRunner, load_s: float, longest_step_s: float, margin: float | None
+) -> Ready:
+    offload, alone = built.offload.stats(), None
+    if built.latency is not None and offload is None:
+        alone = predict_alone(LatencyModel(built.latency), config.scheduler, built.max_model_len)
     return Ready(
         max_model_len=built.max_model_len,
         model_max_len=built.model_max_len,
@@ -222,10 +229,12 @@ def _ready(config: ProcessConfig, built: BuiltRunner, load_s: float, longest_ste
         weights_bytes_by_format=dict(built.weights_bytes_by_format),
         kv_cache_bytes=built.kv_cache_bytes,
         threads=built.threads,
-        offload=built.offload.stats(),
+        offload=offload,
         step_s_by_threads=dict(built.step_s_by_threads),
         load_s=load_s,
         longest_step_s=longest_step_s,
+        promise_margin=margin,
+        alone=alone,
     )
 
 

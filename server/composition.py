@@ -78,6 +78,7 @@ def make_service(
     return Service(
         config=config.server,
         classes=config.classes,
+        scheduler_policy=config.scheduler.scheduler_policy,
         model_id=config.model_id,
         version=headrace_version(),
         engine=engine,

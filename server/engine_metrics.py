@@ -36,8 +36,11 @@ class EngineMetrics:
         self._last_counts = dict.fromkeys(_COUNTED, 0)
         self._last_step_id: int | None = None
         self.admission_margin: float | None = None
-        """Of the last step; None: no promises are made."""
+        """Of now; None: no promises are made, or there is no engine."""
+        self.admission: str | None = None
+        """The one in force: promise | caps; None: no engine was ready yet."""
         self._num_starts = 0
+        self._registry = registry
         self._make_counters(registry)
         self._make_gauges(registry)
         self._step = Histogram("headrace_step_seconds", "Duration of a step.", buckets=STEP_S, registry=registry)
@@ -139,9 +142,10 @@ class EngineMetrics:
         self._blocks = Gauge("headrace_kv_cache_blocks", "KV blocks by state.", ("state",), registry=registry)
         for state in ("total", "used", "cached"):
             self._blocks.labels(state)
-        self._margin = gauge(
+        self._margin = Gauge(
             "headrace_admission_margin",
-            "Share of the time that promises leave unused; follows how many are kept. 0 where none are made.",
+            "Share of the time that promises leave unused; follows how many are kept. Absent where none are made.",
+            registry=None,
         )
         self._threads = gauge("headrace_engine_compute_threads", "Threads that compute a step.")
         self._cache_config = Gauge(
@@ -157,6 +161,8 @@ class EngineMetrics:
         if self._num_starts > 1:
             self._restarts.inc()
         self._forget()
+        self.admission = ready.admission
+        self._set_margin(ready.promise_margin)
         self._ready.set(1)
         self._threads.set(ready.threads)
         self._blocks.labels("total").set(ready.num_blocks)
@@ -166,6 +172,7 @@ class EngineMetrics:
     def on_engine_died(self) -> None:
         """The engine process is gone, and with it everything that ran or waited in it."""
         self._forget()
+        self._set_margin(None)
         self._ready.set(0)
         self._set_gauges(num_running=0, waiting={}, num_waiting=0, usage=0.0)
         for state in ("used", "cached"):
@@ -177,8 +184,7 @@ class EngineMetrics:
         if self._last_step_id is not None and stats.step_id < self._last_step_id:
             self._forget()  # a new engine whose start nobody told us of
         self._add_counts(stats)
-        self.admission_margin = stats.promise_margin
-        self._margin.set(stats.promise_margin or 0.0)
+        self._set_margin(stats.promise_margin)
         self._set_gauges(
             num_running=stats.num_running,
             waiting=stats.num_waiting_by_class,
@@ -214,6 +220,16 @@ class EngineMetrics:
             self._budget.observe(stats.budget_s)
         for reason in stats.reasons:
             self._reasons.labels(reason).inc()
+
+    def _set_margin(self, margin: float | None) -> None:
+        """0 would be a margin: without one there is no sample."""
+        if margin is not None:
+            self._margin.set(margin)
+        if self.admission_margin is None and margin is not None:
+            self._registry.register(self._margin)
+        elif self.admission_margin is not None and margin is None:
+            self._registry.unregister(self._margin)
+        self.admission_margin = margin
 
     def _forget(self) -> None:
         self._last_counts = dict.fromkeys(_COUNTED, 0)

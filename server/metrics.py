@@ -131,8 +131,13 @@ class Metrics:
 
     @property
     def admission_margin(self) -> float | None:
-        """Share of the time that promises leave unused; None where none are made, or before the first step."""
+        """Share of the time that promises leave unused; None where none are made, or while there is no engine."""
         return self._engine.admission_margin
+
+    @property
+    def admission(self) -> str | None:
+        """The one in force: promise | caps; None before the engine was ready."""
+        return self._engine.admission
 
     def waiting_by_class(self) -> dict[str, int]:
         """Choices that wait in the engine now, by class."""

@@ -91,7 +91,8 @@ class Serving:
         gc.freeze()
         url = url_of(self._listener)
         _write(self._config.server.ready_file_path, url)
-        show_start(self._console, url, self._config.model_id, ready, self._config.classes)
+        policy = self._config.scheduler.scheduler_policy
+        show_start(self._console, url, self._config.model_id, ready, self._config.classes, policy)
 
 
 def serve(config: ServeConfig, listener: socket.socket, console: Console) -> None:

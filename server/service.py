@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from engine.client import AsyncEngine, EngineState
 from engine.errors import EngineUnavailable
 from engine.messages import Ready
+from scheduler.config import PolicyName
 from scheduler.slo import SLOClasses
 from server.config import ServerConfig
 from server.errors import ApiError, model_not_found, overloaded
@@ -25,6 +26,7 @@ class Service:
 
     config: ServerConfig
     classes: SLOClasses
+    scheduler_policy: PolicyName
     model_id: str
     """The id that the API shows and takes."""
     version: str

@@ -7,20 +7,24 @@ from scheduler.slo import Outcome, SLOClass, SLOClasses
 from server.metrics import Metrics
 
 
-def build_slo_report(classes: SLOClasses, metrics: Metrics) -> dict[str, object]:
+def build_slo_report(classes: SLOClasses, metrics: Metrics, scheduler_policy: str) -> dict[str, object]:
     """The body of `GET /v1/slo`, as plain JSON values; counts are since the server's start.
 
     `floor` is the fastest that the plan in force allows: null, and every class open, where no weights are streamed.
     `attainment` is met / (finished - cancelled) by class asked for: what was refused or failed counts as missed, a
     client that left in time does not count. `promises.rate` is kept / (kept + broken) by class granted. Both are null
-    before the first request. `admission_margin` is the share of the time that promises leave unused, null where none
-    are made; `refusals` counts by reason.
+    before the first request. `admission` is the one in force: "promise", or "caps" also where promises were asked for
+    and cannot be made, because of the policy `fcfs` or since steps are not predicted; null before the engine is ready.
+    `admission_margin` is the share of the time that promises leave unused, null where none are made; `refusals` counts
+    by reason.
     """
     counts, refusals = metrics.request_counts(), metrics.refusals()
     waiting = metrics.waiting_by_class()
     return {
         "object": "slo",
         "default_class": classes.default.name,
+        "scheduler_policy": scheduler_policy,
+        "admission": metrics.admission,
         "admission_margin": metrics.admission_margin,
         "classes": [
             {

@@ -5,11 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from engine.messages import OffloadStats, Ready
+from engine.messages import AloneStats, OffloadStats, Ready
+from scheduler.config import PolicyName
 from scheduler.slo import SLOClass, SLOClasses
 
 
-def show_start(console: Console, url: str, served_id: str, ready: Ready, classes: SLOClasses) -> None:
+def show_start(
+    console: Console, url: str, served_id: str, ready: Ready, classes: SLOClasses, policy: PolicyName
+) -> None:
     """Write the report; plain lines where the console is no terminal."""
     tokens, offload = ready.num_blocks * ready.block_size, ready.offload
     facts = (
@@ -22,12 +25,30 @@ def show_start(console: Console, url: str, served_id: str, ready: Ready, classes
             f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
         ),
         *(() if offload is None else (("streaming", _streaming(offload)),)),
+        ("scheduler", f"policy {policy}, admission {ready.admission}{_why_no_promises(ready, policy)}"),
+        *(() if ready.alone is None else (("alone", _alone(ready.alone, classes)),)),
         ("compute", f"{_threads(ready.threads)}{_probed(ready)}; ready after {ready.load_s:.1f} s"),
     )
     for name, fact in facts:
         console.print(f"  {name:<10}{fact}", highlight=False, soft_wrap=True)
     console.print(_class_table(classes, offload))
     console.print(f"Headrace answers at {url}", style="bold", highlight=False)
+
+
+def _why_no_promises(ready: Ready, policy: PolicyName) -> str:
+    if ready.promise_margin is not None:
+        return ""
+    return ": fcfs makes no promises" if policy == "fcfs" else ": no promises are made"
+
+
+def _alone(alone: AloneStats, classes: SLOClasses) -> str:
+    """What a request gets that has the machine to itself, and the classes that ask for more."""
+    late = [c.name for c in classes if alone.ttft_s > c.ttft_s(alone.prompt_tokens) or alone.tpot_s > c.tpot_s]
+    text = (
+        f"first token of a {alone.prompt_tokens:,}-token prompt after ~{alone.ttft_s * 1e3:,.0f} ms, then "
+        f"~{alone.tpot_s * 1e3:.3g} ms a token"
+    )
+    return f"{text}: too slow for {', '.join(late)}" if late else text
 
 
 def _threads(number: int) -> str:

@@ -244,7 +244,7 @@ class Supervisor:
             if isinstance(message, Ready):
                 self._ready_s = self._clock.now_s()
                 self._is_decided.set()
-                _log_ready(message)
+                _log_ready(message, self._scheduler_config.scheduler_policy)
             await asyncio.sleep(0)  # a burst of messages must not hold up the loop
 
     def _reason(
@@ -298,9 +298,10 @@ class Supervisor:
             return
 
 
-def _log_ready(ready: Ready) -> None:
+def _log_ready(ready: Ready, policy: str) -> None:
     logger.info(
-        "engine ready after %.1f s: %s on %s, %d threads, %d KV blocks of %d tokens, requests of up to %d tokens",
+        "engine ready after %.1f s: %s on %s, %d threads, %d KV blocks of %d tokens, requests of up to %d tokens, "
+        "policy %s, admission %s",
         ready.load_s,
         ready.dtype,
         ready.device,
@@ -308,4 +309,6 @@ def _log_ready(ready: Ready) -> None:
         ready.num_blocks,
         ready.block_size,
         ready.max_model_len,
+        policy,
+        ready.admission,
     )

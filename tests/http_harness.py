@@ -96,6 +96,7 @@ def make_harness(
     service = Service(
         config=server_config,
         classes=classes,
+        scheduler_policy="deadline",
         model_id=MODEL_ID,
         version="1.2.3",
         engine=engine.engine,

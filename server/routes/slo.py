@@ -16,7 +16,7 @@ def slo_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/slo", responses=ERRORS)
     async def get_slo() -> dict[str, Any]:
-        """Each latency class: targets, floor, open or closed, queue, and how its promises were kept."""
-        return build_slo_report(service.classes, service.metrics)
+        """Policy and admission in force; each class: targets, floor, open or closed, queue, and promises kept."""
+        return build_slo_report(service.classes, service.metrics, service.scheduler_policy)
 
     return router

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -289,16 +290,23 @@ def test_a_turn_of_the_loop_without_a_step_is_no_step(metrics: Metrics) -> None:
 
 
 def test_the_margin_and_what_it_follows_are_shown(metrics: Metrics) -> None:
-    assert build_slo_report(CLASSES, metrics)["admission_margin"] is None
+    def shown() -> tuple[object, ...]:
+        report, key = build_slo_report(CLASSES, metrics, "deadline"), ("headrace_admission_margin", frozenset[Any]())
+        return report["admission"], report["admission_margin"], _samples(metrics).get(key)
+
+    assert shown() == (None, None, None), "no engine yet"
+    metrics.on_engine_ready(msgspec.structs.replace(_ready(), promise_margin=0.05))
+    assert shown() == ("promise", 0.05, 0.05), "before the first step"
     metrics.on_step(_stats(1, margin=0.07, num_promises_kept=8, num_promises_broken=1))
-    assert _value(metrics, "headrace_admission_margin") == 0.07
+    assert shown() == ("promise", 0.07, 0.07)
     assert _value(metrics, "headrace_scheduler_promises_total", kept="true") == 8.0
     assert _value(metrics, "headrace_scheduler_promises_total", kept="false") == 1.0
-    assert build_slo_report(CLASSES, metrics)["admission_margin"] == 0.07
     metrics.on_engine_died()
+    assert shown() == ("promise", None, None), "nothing is promised while there is no engine"
+    metrics.on_engine_ready(_ready())
     metrics.on_step(_stats(1, num_promises_kept=2))
     assert _value(metrics, "headrace_scheduler_promises_total", kept="true") == 10.0
-    assert build_slo_report(CLASSES, metrics)["admission_margin"] is None, "the new engine makes no promises"
+    assert shown() == ("caps", None, None), "the new engine makes no promises"
 
 
 def test_the_report_counts_refusals_by_reason(metrics: Metrics) -> None:
@@ -306,7 +314,7 @@ def test_the_report_counts_refusals_by_reason(metrics: Metrics) -> None:
     for reason in ("slo_unattainable", "slo_unattainable", "class_queue_full", "what nobody knows"):
         ledger.close(ledger.open("r", SLO("realtime", "realtime"), 0.0, 1), End.REFUSED, 0.6, reason)
     ledger.close(ledger.open("r", SLO("batch", "batch"), 0.0, 1), End.EXPIRED, 0.6, "expired")
-    entries = {entry["name"]: entry for entry in _classes_of(build_slo_report(CLASSES, metrics))}
+    entries = {entry["name"]: entry for entry in _classes_of(build_slo_report(CLASSES, metrics, "deadline"))}
     assert entries["realtime"]["refusals"] == {"slo_unattainable": 2, "class_queue_full": 1, "other": 1}
     assert (entries["batch"]["refusals"], entries["standard"]["refusals"]) == ({"expired": 1}, {})
     name = "headrace_requests_refused_total"
@@ -339,7 +347,7 @@ def _classes_of(report: dict[str, object]) -> Iterator[dict[str, object]]:
 
 
 def test_the_report_before_the_first_request(metrics: Metrics) -> None:
-    report = build_slo_report(CLASSES, metrics)
+    report = build_slo_report(CLASSES, metrics, "deadline")
     assert report["default_class"] == "standard"
     entry = next(_classes_of(report))
     assert entry["name"] == "realtime"
@@ -363,7 +371,7 @@ def test_the_report_counts_refused_requests_as_missed_and_cancelled_ones_not_at_
         ledger.close(record, end, 0.6)
     ledger.open("live", SLO("batch", "batch"), 0.0, 1)
     metrics.on_step(_stats(1, num_waiting=1))
-    entry = list(_classes_of(build_slo_report(CLASSES, metrics)))[-1]
+    entry = list(_classes_of(build_slo_report(CLASSES, metrics, "deadline")))[-1]
     counts = entry["counts"]
     assert isinstance(counts, dict)
     assert (counts["offered"], counts["live"], counts["met"], counts["refused"], counts["cancelled"]) == (4, 1, 1, 1, 1)

@@ -152,7 +152,7 @@ def test_an_engine_without_streaming_changes_nothing(metrics: Metrics) -> None:
 
 def test_the_report_shows_floors_and_what_is_closed(metrics: Metrics) -> None:
     metrics.on_step(step(1, offload()))
-    classes = build_slo_report(CLASSES, metrics)["classes"]
+    classes = build_slo_report(CLASSES, metrics, "deadline")["classes"]
     assert isinstance(classes, list)
     shown = {each["name"]: (each["open"], each["best_effort"], each["floor"]) for each in classes}
     promised = {"ttft_ms": 900.0, "tpot_ms": 84.0}

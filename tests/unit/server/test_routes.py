@@ -123,6 +123,7 @@ def test_slo_report_counts_what_was_served() -> None:
         await h.chat()
         report = (await h.client.get("/v1/slo")).json()
         assert report["default_class"] == "standard"
+        assert (report["scheduler_policy"], report["admission"]) == ("deadline", None)
         by_name = {item["name"]: item for item in report["classes"]}
         assert list(by_name) == ["realtime", "interactive", "standard", "batch"]
         assert by_name["standard"]["counts"][Outcome.MET.value] == 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 
 import msgspec
+import pytest
 from rich.console import Console
 
-from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats, Ready
+from engine.messages import AloneStats, ClassFloorStats, LinkDirectionStats, OffloadStats, Ready
+from scheduler.config import PolicyName
 from scheduler.slo import SLOClasses
 from server.start_report import show_start
 
@@ -17,9 +19,9 @@ READY = Ready(
 )  # fmt: skip
 
 
-def shown(ready: Ready) -> str:
+def shown(ready: Ready, policy: PolicyName = "deadline") -> str:
     console = Console(file=io.StringIO(), width=200)
-    show_start(console, "http://127.0.0.1:1", "tiny", ready, SLOClasses())
+    show_start(console, "http://127.0.0.1:1", "tiny", ready, SLOClasses(), policy)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -75,3 +77,30 @@ def test_streamed_weights_show_how_many_layers_and_which_class_is_not_in_time() 
 def test_without_streaming_nothing_is_said_of_it() -> None:
     text = shown(READY)
     assert "streaming" not in text and "closed" not in text and "up to" not in text
+
+
+@pytest.mark.parametrize(
+    ("margin", "policy", "line"),
+    [
+        (0.05, "edf", "policy edf, admission promise\n"),
+        (None, "fcfs", "policy fcfs, admission caps: fcfs makes no promises\n"),
+        (None, "deadline", "policy deadline, admission caps: no promises are made\n"),
+    ],
+)
+def test_policy_and_admission_in_force_are_named(margin: float | None, policy: PolicyName, line: str) -> None:
+    assert f"scheduler {line}" in shown(msgspec.structs.replace(READY, promise_margin=margin), policy)
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "tpot_s", "end"),
+    [
+        (0.5, 0.03, "after ~500 ms, then ~30 ms a token\n"),
+        (0.501, 0.03, "after ~501 ms, then ~30 ms a token: too slow for realtime\n"),
+        (0.1, 0.0512, "after ~100 ms, then ~51.2 ms a token: too slow for realtime, interactive\n"),
+    ],
+)
+def test_a_class_that_is_late_even_alone_is_named(ttft_s: float, tpot_s: float, end: str) -> None:
+    alone = AloneStats(prompt_tokens=1000, ttft_s=ttft_s, tpot_s=tpot_s)
+    text = shown(msgspec.structs.replace(READY, alone=alone))
+    assert f"alone     first token of a 1,000-token prompt {end}" in text
+    assert "alone" not in shown(READY)
