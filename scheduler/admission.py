@@ -12,12 +12,13 @@ from scheduler.config import SchedulerConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
+from scheduler.policy import Policy
 from scheduler.promise_book import PromiseBook
 from scheduler.promise_test import PromiseTest, Shortfall
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
 from scheduler.servable import ServableLimits
-from scheduler.slo import SLOClass, SLOClasses
+from scheduler.slo import SLOClass
 from scheduler.stats import PromiseStats
 from scheduler.waiting_queue import WaitingQueue, num_queued_tokens
 
@@ -40,7 +41,7 @@ class AdmissionControl:
     def __init__(
         self,
         config: SchedulerConfig,
-        classes: SLOClasses,
+        policy: Policy,
         max_model_len: int,
         watermark_blocks: int,
         queue: WaitingQueue,
@@ -55,7 +56,7 @@ class AdmissionControl:
             shares: of step time; only read here. None: the policy gives none.
         """
         self._config = config
-        self._classes = classes
+        self._classes = classes = policy.classes
         self._watermark_blocks = watermark_blocks
         self._queue = queue
         self._running = running
@@ -67,7 +68,17 @@ class AdmissionControl:
         if latency is not None and config.admission == "promise" and config.scheduler_policy != "fcfs":
             self._book = PromiseBook(config, classes, pool)
             self._promises = PromiseTest(
-                config, classes, max_model_len, watermark_blocks, queue, running, pool, latency, self._book, shares
+                config,
+                classes,
+                policy,
+                max_model_len,
+                watermark_blocks,
+                queue,
+                running,
+                pool,
+                latency,
+                self._book,
+                shares,
             )
         self._link = NO_LINK
         self._has_new_floors = False

@@ -17,6 +17,7 @@ counts least.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from scheduler.config import PolicyName
@@ -24,11 +25,13 @@ from scheduler.request import OrderKey, Request, RequestSpec
 from scheduler.slo import SLOClasses
 from scheduler.token_deadlines import TokenDeadlines
 
-HEADROOM = 4.0
+HEADROOM, OVERLOAD_HEADROOM = 1.0, 4.0
 """A lower class goes first only if the higher ones could wait that many times as long: more of them may arrive."""
 LENGTH_BIAS = 3.0
-"""In the order of `deadline`, a prompt's length counts so many times more than in its target: where not all can be in
-time, more of the short ones are."""
+"""In the order of `deadline` under overload, a prompt's length counts so many times more than in its target: where not
+all can be in time, more of the short ones are."""
+OVERLOAD_S = 10.0
+"""So long after a first token was given up, more is taken to come than can be served."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,12 +78,23 @@ class Backlog:
 
 
 class Policy:
-    """A total order, fixed on arrival and independent of the order in which requests are added, and its rights."""
+    """A total order, fixed on arrival, and its rights. Owns whether there is an overload.
+
+    Until that changes, the order does not depend on the order in which requests are added.
+    """
 
     def __init__(self, name: PolicyName, classes: SLOClasses) -> None:
         self.name = name
         self.rights = _RIGHTS[name]
         self.classes = classes
+        self._overload_until_s = -math.inf
+
+    def note_overload(self, now_s: float) -> None:
+        """A first token was given up."""
+        self._overload_until_s = now_s + OVERLOAD_S
+
+    def _is_overloaded(self, now_s: float) -> bool:
+        return now_s < self._overload_until_s
 
     def order(self, spec: RequestSpec, group_index: int) -> OrderKey:
         """Place among those that wait; the smallest is served first. A preempted request keeps it."""
@@ -88,7 +102,7 @@ class Policy:
             return (0, spec.arrival_s, spec.arrival_s, spec.group_id, group_index)
         slo_class = self.classes.get(spec.slo.granted)
         deadline_s = spec.arrival_s + spec.slo.first_token_limit_s(slo_class, spec.num_prompt_tokens)
-        if self.name == "deadline":
+        if self.name == "deadline" and self._is_overloaded(spec.arrival_s):
             deadline_s += LENGTH_BIAS * slo_class.ttft_per_1k_tokens_s * spec.num_prompt_tokens / 1000.0
         rank = 0 if self.name == "edf" else slo_class.rank
         return (rank, deadline_s, spec.arrival_s, spec.group_id, group_index)
@@ -109,10 +123,11 @@ class Policy:
         """
         if self.name != "deadline":
             return min(candidates, key=_order)
-        return _choose_safely(candidates, backlog)
+        headroom = OVERLOAD_HEADROOM if self._is_overloaded(backlog.now_s) else HEADROOM
+        return _choose_safely(candidates, backlog, headroom)
 
 
-def _choose_safely(candidates: Sequence[Request], backlog: Backlog) -> Request:
+def _choose_safely(candidates: Sequence[Request], backlog: Backlog, headroom: float) -> Request:
     """The earliest deadline among those that no higher class is late for; by rank where nothing is known.
 
     All that waits in the higher classes is taken to be due at the earliest of their first ones' deadlines: if it fits
@@ -128,7 +143,7 @@ def _choose_safely(candidates: Sequence[Request], backlog: Backlog) -> Request:
         due_s = request.deadlines.next_s
         if due_s < best.deadlines.next_s:
             num_tokens = backlog.tokens_of(request.rank) + request.num_tokens_to_compute
-            if backlog.now_s + HEADROOM * num_tokens * backlog.s_per_token <= first_due_s:
+            if backlog.now_s + headroom * num_tokens * backlog.s_per_token <= first_due_s:
                 best = request
         first_due_s = min(first_due_s, due_s)
     return best

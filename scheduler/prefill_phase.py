@@ -81,6 +81,7 @@ class PrefillPhase:
                 return
             if num_relegations < MAX_RELEGATIONS_PER_STEP and self._is_hopeless(request, plan.now_s):
                 self._queue.relegate(request)
+                self._policy.note_overload(plan.now_s)
                 turns.took(request)
                 num_relegations += 1
             elif not self._schedule_prefill(request, turns, plan, budget):

@@ -74,6 +74,7 @@ class PromiseTest:
         self,
         config: SchedulerConfig,
         classes: SLOClasses,
+        policy: Policy,
         max_model_len: int,
         watermark_blocks: int,
         queue: WaitingQueue,
@@ -96,7 +97,7 @@ class PromiseTest:
         self._model = model
         self._book = book
         self._shares = shares
-        self._policy = Policy(config.scheduler_policy, classes)
+        self._policy = policy
         self._decodes = DecodeLoad(model, skips=config.scheduler_policy == "deadline")
         self._prefills = PrefillCost(model, config, max_model_len)
         self._link = NO_LINK

@@ -85,7 +85,7 @@ class Scheduler:
         self._shares = _shares_of(classes) if rights.has_shares else None
         self._admission = AdmissionControl(
             config,
-            classes,
+            self._policy,
             max_model_len,
             self._watermark_blocks,
             self._queue,

@@ -11,6 +11,7 @@ from scheduler.block_pool import BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.link import NO_LINK, ClassFloor, LinkSnapshot
 from scheduler.output import RefusalReason, Verdict, VerdictKind
+from scheduler.policy import Policy
 from scheduler.request import RequestSpec
 from scheduler.running_set import RunningSet
 from scheduler.slo import DEFAULT_CLASSES, SLO, SLOClasses
@@ -34,7 +35,7 @@ class Desk:
         self.taken: list[int] = []
         self.control = AdmissionControl(
             config,
-            classes,
+            Policy(config.scheduler_policy, classes),
             max_model_len,
             watermark_blocks=1,
             queue=self.queue,
