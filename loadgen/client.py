@@ -66,11 +66,13 @@ class LoadClient:
             async with asyncio.timeout_at(intended_s + self._config.timeout_s):
                 await self._exchange(request, trace)
         except (TimeoutError, httpx.TimeoutException):
-            trace.finish(TraceEnd.TIMED_OUT, loop.time(), f"no end within {self._config.timeout_s:g} s")
+            trace.finish(TraceEnd.TIMED_OUT, loop.time(), f"no end within {self._config.timeout_s:g} s", "timed_out")
         except asyncio.CancelledError:
-            trace.finish(TraceEnd.CANCELLED, loop.time(), "the run was interrupted")
+            trace.finish(TraceEnd.CANCELLED, loop.time(), "the run was interrupted", "interrupted")
         except (httpx.HTTPError, StreamError) as error:
-            trace.finish(TraceEnd.FAILED, loop.time(), f"{type(error).__name__}: {error}")
+            name = type(error).__name__
+            code = error.code if isinstance(error, StreamError) else name
+            trace.finish(TraceEnd.FAILED, loop.time(), f"{name}: {error}", code)
         return trace
 
     def _build(self, planned: PlannedRequest) -> httpx.Request:
@@ -121,9 +123,10 @@ class LoadClient:
             body: object = json.loads(raw)
         except ValueError:
             body = raw.decode("utf-8", "replace")
-        end = _refusal_end(response.status_code, error_code(body))
+        code = error_code(body)
+        end = _refusal_end(response.status_code, code)
         now_s = asyncio.get_running_loop().time()
-        trace.finish(end, now_s, f"HTTP {response.status_code}: {error_text(body)}")
+        trace.finish(end, now_s, f"HTTP {response.status_code}: {error_text(body)}", code)
 
 
 async def _read_stream(response: httpx.Response, trace: RequestTrace) -> None:

@@ -45,7 +45,12 @@ class BenchConfig:
     )
     duration_s: float | None = dataclasses.field(
         default=None,
-        metadata={"help": "Seconds during which requests are sent.", "min": 0.001, "option": "duration"},
+        metadata={
+            "help": "Seconds during which requests are sent; their answers are then waited for, each for up to "
+            "--timeout.",
+            "min": 0.001,
+            "option": "duration",
+        },
     )
     classes: tuple[str, ...] = dataclasses.field(
         default=(),

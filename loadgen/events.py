@@ -11,7 +11,11 @@ DONE = "[DONE]"
 
 
 class StreamError(Exception):
-    """The stream is not what the API promises, or it tells of an error."""
+    """The stream is not what the API promises, or it tells of an error. `code`: of what."""
+
+    def __init__(self, message: str, code: str = "bad_stream") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def parse_data(line: str) -> str | None:
@@ -43,7 +47,8 @@ class StreamReader:
         if not isinstance(event, dict):
             raise StreamError(f"an event is not an object: {data[:100]!r}")
         if event.get("error"):
-            raise StreamError(f"error inside the stream: {error_text(event)}")
+            code = error_code(event) or "error_in_stream"
+            raise StreamError(f"error inside the stream: {error_text(event)}", code)
         self._read_tier(event)
         choices = event.get("choices") or []
         num_tokens = self._read_usage(event)
@@ -53,11 +58,16 @@ class StreamReader:
     def close(self, now_s: float) -> None:
         """The stream is over: completed if it said so itself."""
         if self._trace.finish_reason in ("error", "abort"):
-            self._trace.finish(TraceEnd.FAILED, now_s, f"the server ended the stream: {self._trace.finish_reason}")
+            self._trace.finish(
+                TraceEnd.FAILED,
+                now_s,
+                f"the server ended the stream: {self._trace.finish_reason}",
+                self._trace.finish_reason,
+            )
         elif self.is_done or self._trace.finish_reason is not None:
             self._trace.finish(TraceEnd.COMPLETED, now_s)
         else:
-            self._trace.finish(TraceEnd.FAILED, now_s, "the stream broke off before its finish reason")
+            self._trace.finish(TraceEnd.FAILED, now_s, "the stream broke off before its finish reason", "broken_off")
 
     def _read_tier(self, event: dict[str, Any]) -> None:
         tier = event.get("service_tier")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.metrics import LATE, ClassSummary, Outcome, Quantiles
-from loadgen.result import BenchResult
+from loadgen.result import BenchResult, ErrorCount
 from loadgen.trace import RequestTrace
 
 JSON_VERSION = 1
@@ -58,7 +58,7 @@ def encode_json(result: BenchResult) -> str:
         "max_send_lag_p99_s": result.max_send_lag_s,
         "overall": _summary_json(result.overall),
         "classes": {summary.name: _summary_json(summary) for summary in result.classes},
-        "errors": [{"error": text, "count": count} for text, count in result.errors],
+        "errors": [dataclasses.asdict(error) for error in result.errors],
     }
     if result.config.save_requests:
         body["requests"] = [_request_json(trace, outcome, run.started_s) for trace, outcome in result.judged]
@@ -118,6 +118,7 @@ def _request_json(trace: RequestTrace, outcome: Outcome, started_s: float) -> di
         "outcome": outcome.value,
         "status": trace.status,
         "error": trace.error,
+        "error_code": trace.error_code,
         "finish_reason": trace.finish_reason,
         "intended_s": since_start(trace.intended_s),
         "sent_s": since_start(trace.sent_s),
@@ -182,13 +183,22 @@ def _notes(result: BenchResult) -> list[Text]:
             f"(limit {result.max_send_lag_s * 1000.0:.1f} ms at p99)"
         ),
     ]
-    notes += [Text(f"{count} x {error}", style="yellow") for error, count in result.errors]
+    notes += [Text(_error_line(error), style="yellow") for error in result.errors]
     if overall.outcomes[Outcome.UNJUDGED]:
         notes.append(Text("unjudged: the server tells no targets for them; give them with --slo", style="yellow"))
     if run.interrupted:
         notes.append(Text("interrupted: what was open was cut off", style="yellow"))
     notes += [Text(f"INVALID RUN: {reason}", style="bold red") for reason in result.invalid_reasons]
     return notes
+
+
+def _error_line(error: ErrorCount) -> str:
+    """What they have in common, and one text of them."""
+    kinds = [
+        *(() if error.status is None else (f"HTTP {error.status}",)),
+        *(() if error.code is None else (error.code,)),
+    ]
+    return f"{error.count} x {' '.join(kinds)}, such as: {error.example.removeprefix(f'HTTP {error.status}: ')}"
 
 
 def _ms(quantiles: Quantiles | None, name: str) -> str:

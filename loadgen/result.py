@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 
 from loadgen.class_mix import NO_CLASS, ClassMix
 from loadgen.config import BenchConfig
@@ -14,9 +15,22 @@ from loadgen.targets import TargetBook
 from loadgen.trace import RequestTrace, TraceEnd
 
 OVERALL = "all"
-_MAX_ERRORS = 5
+_MAX_ERRORS = 10
 _FALLBACK_TTFT_S = 1.0
 """What send lag is compared with where no TTFT target is known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """Requests that were refused or failed alike."""
+
+    status: int | None
+    """Of HTTP; None: there was no answer."""
+    code: str | None
+    """None: the server gave none."""
+    count: int
+    example: str
+    """The text of the first of them; in the others times and numbers may differ."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,8 +47,8 @@ class BenchResult:
     """The p99 of send lag above which the run is invalid."""
     invalid_reasons: tuple[str, ...]
     """Empty: the run is valid."""
-    errors: tuple[tuple[str, int], ...]
-    """The most frequent texts of failed and refused requests, with their counts."""
+    errors: tuple[ErrorCount, ...]
+    """Of failed and refused requests, the most frequent first."""
 
     @property
     def is_valid(self) -> bool:
@@ -50,7 +64,6 @@ def make_result(
     asked_by_default = NO_CLASS if mix.names_class else server.default_class
     tightest_ttft_s = book.tightest_ttft_s(mix.names)
     max_send_lag_s = config.max_send_lag * (_FALLBACK_TTFT_S if tightest_ttft_s is None else tightest_ttft_s)
-    errors = collections.Counter(trace.error for trace in run.traces if trace.error is not None)
     return BenchResult(
         config=config,
         server=server,
@@ -62,8 +75,20 @@ def make_result(
         ),
         max_send_lag_s=max_send_lag_s,
         invalid_reasons=find_invalid(run.traces, max_send_lag_s),
-        errors=tuple(errors.most_common(_MAX_ERRORS)),
+        errors=count_errors(run.traces),
     )
+
+
+def count_errors(traces: Iterable[RequestTrace]) -> tuple[ErrorCount, ...]:
+    """By status and code: texts name times, which differ from request to request."""
+    counts: collections.Counter[tuple[int | None, str | None]] = collections.Counter()
+    examples: dict[tuple[int | None, str | None], str] = {}
+    for trace in traces:
+        if trace.error is not None:
+            key = trace.status, trace.error_code
+            counts[key] += 1
+            examples.setdefault(key, trace.error)
+    return tuple(ErrorCount(*key, count, examples[key]) for key, count in counts.most_common(_MAX_ERRORS))
 
 
 def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class RequestTrace:
     status: int | None = None
     error: str | None = None
     """One line: why it is not completed."""
+    error_code: str | None = None
+    """The `code` that the server gave, else a name of what happened: what equal errors have in common."""
     finish_reason: str | None = None
     told: ToldTargets | None = None
     service_tier: str | None = None
@@ -73,7 +75,7 @@ class RequestTrace:
     def send_lag_s(self) -> float:
         return max(self.sent_s - self.intended_s, 0.0)
 
-    def finish(self, end: TraceEnd, now_s: float, error: str | None = None) -> None:
+    def finish(self, end: TraceEnd, now_s: float, error: str | None = None, code: str | None = None) -> None:
         """The request is over; the first call counts."""
         if self.end is None:
-            self.end, self.finished_s, self.error = end, now_s, error
+            self.end, self.finished_s, self.error, self.error_code = end, now_s, error, code

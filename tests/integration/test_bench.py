@@ -159,6 +159,11 @@ def test_answers_that_are_no_answer_are_told_apart(tmp_path: Path) -> None:
          "HTTP 500: oops", "broke off", "the engine died", "not an event stream", "")
     ):  # fmt: skip
         assert text in errors[index]
+    codes = {(error["status"], error["code"]): error["count"] for error in result["errors"]}
+    assert codes == {
+        (429, "class_queue_full"): 1, (503, "instance_full"): 1, (503, "expired"): 1, (400, None): 1, (500, None): 1,
+        (200, "broken_off"): 1, (200, "engine_died"): 1, (200, "bad_stream"): 1, (None, "RemoteProtocolError"): 1,
+    }  # fmt: skip
     assert len(server.requests_to(CHAT)) == 10, "nothing is retried"
 
 
@@ -263,7 +268,7 @@ def test_a_run_in_which_everything_fails_is_invalid(tmp_path: Path) -> None:
         code, result = _bench(server.url, tmp_path / "result.json")
     assert code == EXIT_INVALID
     assert result["invalid_reasons"] == ["every request failed"]
-    assert result["errors"] == [{"error": "HTTP 400: no", "count": 4}]
+    assert result["errors"] == [{"status": 400, "code": None, "count": 4, "example": "HTTP 400: no"}]
 
 
 def _closed_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from loadgen.class_mix import NO_CLASS, parse_class_mix
 from loadgen.config import BenchConfig
 from loadgen.report import print_report
-from loadgen.result import BenchResult, make_result
+from loadgen.result import BenchResult, count_errors, make_result
 from loadgen.runner import RunResult
 from loadgen.server_probe import ServerInfo
 from loadgen.targets import TargetBook, Targets, ToldTargets
@@ -59,6 +60,25 @@ def test_degraded_is_another_class_than_the_one_asked_for(
     result = _result((granted, [0.5]), classes=classes, server=ServerInfo("m", default_class=default_class))
     assert [c.num_degraded for c in (result.overall, *result.classes)] == [num_degraded] * 2
     assert f"degraded {num_degraded}" in _printed(result)
+
+
+def _refused(status: int, code: str | None, text: str) -> RequestTrace:
+    trace = RequestTrace(PlannedRequest(0, "a", 0.0, "hi", 1, 4), 0.0, 0.0, status=status)
+    trace.finish(TraceEnd.REFUSED, 0.1, f"HTTP {status}: {text}", code)
+    return trace
+
+
+def test_errors_are_counted_by_status_and_code_with_one_text_each() -> None:
+    late = [_refused(429, "slo_unattainable", f"expected after 0.4{i} s") for i in range(7)]
+    traces = (_refused(503, None, "full"), *late, _trace(1, "a", [0.5], "a"))
+    counted = count_errors(traces)
+    assert [(e.status, e.code, e.count) for e in counted] == [(429, "slo_unattainable", 7), (503, None, 1)]
+    result = dataclasses.replace(_result(("a", [0.5]), classes=("a",), server=ServerInfo("m")), errors=counted)
+    lines = _printed(result).splitlines()
+    assert [line for line in lines if " x " in line] == [
+        "7 x HTTP 429 slo_unattainable, such as: expected after 0.40 s",
+        "1 x HTTP 503, such as: full",
+    ]
 
 
 @pytest.mark.parametrize(
