@@ -52,7 +52,7 @@ class StartBooks:
         return 0 if self._policy == "fcfs" else self._class_of(spec).rank
 
     def key(self, spec: RequestSpec) -> tuple[int, float]:
-        """Where it stands before equals are told apart."""
+        """Where it stands before equals are told apart; under `deadline`, as in an overload."""
         slo_class = self._class_of(spec)
         due_s = self._due_s(spec, spec.num_prompt_tokens)
         if self._policy == "fcfs":
@@ -146,8 +146,16 @@ class StartBooks:
                 self.hopeless.add(sequence.request_id)
 
     def _may_go_first(self, start: ModelSequence, other: ModelSequence, *, has_one_tenant: bool) -> bool:
-        """Within a class: by the order, but behind the others once it cannot be in time, and by turns of tenants."""
+        """Within a class: by the order, but behind the others once it cannot be in time, and by turns of tenants.
+
+        Whether there is an overload, and with it the part of length in the order of `deadline`, is not seen from here.
+        """
         if start.order < other.order or other.request_id in self.hopeless:
+            return True
+        if (
+            self._policy == "deadline"
+            and self._due_s(start.spec, start.spec.num_prompt_tokens) <= self.key(other.spec)[1]
+        ):
             return True
         if has_one_tenant or self._policy == "fcfs" or other.request_id in self._returned:
             return False
