@@ -150,7 +150,8 @@ class Exchange(Generic[Body]):
         if self._slo is None or (self._record is None and is_clients_mistake(error)):
             return
         end, reason = (End.COMPLETED, None) if error is None else end_of(error)
-        outcome = self._service.ledger.close(self._open(self._slo), end, time.monotonic(), reason)
+        message = str(error) if end in (End.REFUSED, End.EXPIRED) else None
+        outcome = self._service.ledger.close(self._open(self._slo), end, time.monotonic(), reason, message)
         logger.debug(
             "%s: %s %s, %s (%s)", request_id_of(self._scope), self._id, end.value, outcome.value, reason or "no reason"
         )

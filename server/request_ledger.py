@@ -39,9 +39,11 @@ class RequestLedger:
         self._metrics.observe_offered(record)
         return record
 
-    def close(self, record: RequestRecord, end: End, now_s: float, reason: str | None = None) -> Outcome:
+    def close(
+        self, record: RequestRecord, end: End, now_s: float, reason: str | None = None, message: str | None = None
+    ) -> Outcome:
         """The request is over. The first call decides; a later one changes and counts nothing."""
-        is_first = record.finish(end, now_s, reason)
+        is_first = record.finish(end, now_s, reason, message)
         outcome = judge(record, self._classes)
         if is_first:
             del self._live[id(record)]

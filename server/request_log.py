@@ -10,6 +10,7 @@ written. A line holds:
     ttft_target_s, tpot_target_s        the targets told at admission, or null
     num_prompt_tokens, num_cached_tokens
     end, reason                         how it ended, and why where it did not complete
+    message                             what a refused or expired one was told, such as the time expected; else null
     choices                             [{"finish_reason": ..., "chunks": [[time, tokens], ...]}, ...]
     outcome                             the verdict
 """
@@ -76,6 +77,7 @@ def _line(record: RequestRecord, outcome: Outcome) -> dict[str, object]:
         "num_cached_tokens": record.num_cached_tokens,
         "end": record.end.value if record.end is not None else None,
         "reason": record.reason,
+        "message": record.message,
         "choices": [
             {"finish_reason": choice.finish_reason, "chunks": choice.chunks or []} for choice in record.choices
         ],

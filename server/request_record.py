@@ -77,6 +77,8 @@ class RequestRecord:
     end: End | None = None
     reason: str | None = None
     """Why it was refused, expired or failed; a short code."""
+    message: str | None = None
+    """What the client was told where it was refused or expired: what was expected, and the target."""
     finished_s: float | None = None
     choices: list[ChoiceTimes] = dataclasses.field(init=False)
     _num_unstarted: int = dataclasses.field(init=False)
@@ -131,9 +133,9 @@ class RequestRecord:
         if self.choices[choice].finish_reason is None:
             self.choices[choice].finish_reason = finish_reason
 
-    def finish(self, end: End, now_s: float, reason: str | None = None) -> bool:
+    def finish(self, end: End, now_s: float, reason: str | None = None, message: str | None = None) -> bool:
         """The request is over. False: it was already, and nothing changes."""
         if self.end is not None:
             return False
-        self.end, self.finished_s, self.reason = end, now_s, reason
+        self.end, self.finished_s, self.reason, self.message = end, now_s, reason, message
         return True

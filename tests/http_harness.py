@@ -24,6 +24,7 @@ from server.listener import listen, url_of
 from server.metrics import Metrics
 from server.queue_places import QueuePlaces
 from server.request_ledger import RequestLedger
+from server.request_log import RequestLog
 from server.service import Service
 from server.text_worker import TextWorkers
 from server.tokenizer import Tokenizer
@@ -81,7 +82,12 @@ class Harness:
 
 
 def make_harness(
-    *, classes: SLOClasses | None = None, template: str | None = CHATML, max_model_len: int = 256, **config: Any
+    *,
+    classes: SLOClasses | None = None,
+    template: str | None = CHATML,
+    max_model_len: int = 256,
+    request_log: RequestLog | None = None,
+    **config: Any,
 ) -> Harness:
     """Ready to serve. Close it with `close_harness`."""
     tokenizer = tiny_gpt2()
@@ -102,7 +108,7 @@ def make_harness(
         engine=engine.engine,
         text=TextWorkers(tokenizer, None if template is None else ChatTemplate(tokenizer, template)),
         metrics=metrics,
-        ledger=RequestLedger(classes, metrics),
+        ledger=RequestLedger(classes, metrics, request_log),
         lifecycle=Lifecycle(),
         places=QueuePlaces(classes, server_config.max_concurrent_requests),
         created_s=1_700_000_000,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
 from engine.messages import GroupAdmitted
+from scheduler.output import RefusalReason
 from scheduler.slo import SLO, Outcome, SLOClasses
 from server.metrics import Metrics
 from server.request_ledger import RequestLedger
 from server.request_log import RequestLog
 from server.request_record import End, RequestRecord
+from tests.http_harness import Harness, run
 
 
 def _finished() -> RequestRecord:
@@ -52,12 +55,36 @@ def test_a_line_holds_the_raw_timestamps(tmp_path: Path) -> None:
         "num_cached_tokens": 4,
         "end": "completed",
         "reason": None,
+        "message": None,
         "choices": [
             {"finish_reason": "stop", "chunks": [[2.0, 1], [2.25, 3]]},
             {"finish_reason": None, "chunks": [[2.5, 1]]},
         ],
         "outcome": "met",
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "end", "message"),
+    [
+        (RefusalReason.SLO_UNATTAINABLE, "refused", "refused as scripted: slo_unattainable"),
+        (RefusalReason.EXPIRED, "expired", "refused as scripted: expired"),
+        (None, "completed", None),
+    ],
+)
+def test_the_line_of_a_refused_request_holds_what_its_client_was_told(
+    tmp_path: Path, reason: RefusalReason | None, end: str, message: str | None
+) -> None:
+    async def body(h: Harness) -> None:
+        h.engine.script.refuses = reason
+        await h.chat()
+
+    path = tmp_path / "requests.jsonl"
+    with contextlib.closing(RequestLog(str(path))) as log:
+        run(body, request_log=log)
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["end"], line["message"]) == (end, message)
+    assert line["reason"] == (None if reason is None else reason.value)
 
 
 def test_lines_are_appended(tmp_path: Path) -> None:
