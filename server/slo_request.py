@@ -161,7 +161,7 @@ def _header_flag(headers: Mapping[str, str], header: str) -> bool:
         return False
     flag = {"1": True, "true": True, "0": False, "false": False}.get(text.strip().lower())
     if flag is None:
-        raise InvalidSLO(header, f"{header} is {_echo(text)}, it must be 1 or 0")
+        raise InvalidSLO(header, f"{header} is {_echo(text)}, it must be 1, 0, true or false")
     return flag
 
 
