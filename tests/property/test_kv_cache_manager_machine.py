@@ -44,7 +44,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         name = f"r{self.num_requests}"
         self.num_requests += 1
         hashes = block_hashes(chain, self.size)
-        spec = RequestSpec(name, name, len(tokens), 50, hashes, SLO("a", "a"), 0.0, None, reads)
+        spec = RequestSpec(name, name, len(tokens), 50, hashes, SLO("standard", "standard"), 0.0, None, reads)
         return Owner(new_request(spec, 0, Policy("fcfs", SLOClasses())), chain)
 
     @rule(tail=st.lists(st.integers(1, 2), max_size=2), length=st.integers(1, 12), reads=st.booleans())
