@@ -23,7 +23,7 @@ from scheduler.waiting_queue import WaitingQueue
 STEPS_PER_RESERVATION = 8
 """A class behind its share may cost protected deadlines once in so many steps, by one tile."""
 MAX_MISFITS_PER_STEP = 4
-MAX_RELEGATIONS_PER_STEP = 16
+MAX_RELEGATIONS_PER_STEP = 4
 
 
 class PrefillPhase:

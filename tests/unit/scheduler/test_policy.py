@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from scheduler.config import PolicyName
-from scheduler.policy import HEADROOM, LENGTH_BIAS, Backlog, Policy, new_request
+from scheduler.policy import HEADROOM, LENGTH_BIAS, OVERLOAD_HEADROOM, OVERLOAD_S, Backlog, Policy, new_request
 from scheduler.request import Request
 from scheduler.slo import SLO, SLOClasses
 from tests.scheduler_builders import make_spec
@@ -50,13 +50,25 @@ def test_edf_goes_by_deadline_over_all_classes() -> None:
     )
 
 
-def test_deadline_goes_by_rank_then_by_deadline_with_a_bias_to_the_short() -> None:
+@pytest.mark.parametrize("is_overloaded", [False, True])
+def test_deadline_goes_by_rank_then_by_deadline_and_in_overload_the_short_go_first(is_overloaded: bool) -> None:
     assert names_in_order("deadline") == ["realtime", "short", "long", "batch"]
+    policy = Policy("deadline", CLASSES)
+    if is_overloaded:
+        policy.note_overload(0.0)
     long = make_spec("long", 3000, 1)  # due at 3.9 s
-    gain_s = LENGTH_BIAS * 2 * 0.3
+    gain_s = LENGTH_BIAS * 2 * 0.3 if is_overloaded else 0.0
     for late_s, is_first in ((gain_s - 0.01, True), (gain_s + 0.01, False)):
         short = make_spec("short", 1000, 1, arrival_s=0.6 + late_s)  # due so much later than the long one
-        assert (DEADLINE.order(short, 0) < DEADLINE.order(long, 0)) == is_first
+        assert (policy.order(short, 0) < policy.order(long, 0)) == is_first
+
+
+def test_an_overload_is_over_after_a_while() -> None:
+    policy = Policy("deadline", CLASSES)
+    calm = policy.order(make_spec("x", 1000, 1, arrival_s=OVERLOAD_S), 0)
+    policy.note_overload(0.0)
+    assert policy.order(make_spec("x", 1000, 1, arrival_s=OVERLOAD_S), 0) == calm
+    assert policy.order(make_spec("x", 1000, 1, arrival_s=OVERLOAD_S - 1e-6), 0)[1] > calm[1]
 
 
 @pytest.mark.parametrize("policy", ["priority", "edf", "deadline"])
@@ -136,9 +148,18 @@ def test_the_earlier_deadline_goes_first_where_that_is_safe() -> None:
 
 def test_rank_decides_where_the_higher_classes_would_be_late_or_nothing_is_known() -> None:
     high, low = candidate("high", "realtime", 20.0), candidate("low", "standard", 12.0)
-    assert chosen([high, low], backlog(2400)) == "low"
-    assert chosen([high, low], backlog(2401)) == "high"
+    assert chosen([high, low], backlog(9900)) == "low"
+    assert chosen([high, low], backlog(9901)) == "high"
     assert chosen([high, low], backlog(0, s_per_token=None)) == "high"
+
+
+def test_in_overload_the_higher_classes_need_more_room() -> None:
+    high, low = candidate("high", "realtime", 20.0), candidate("low", "standard", 12.0)
+    policy = Policy("deadline", CLASSES)
+    policy.note_overload(9.0)
+    num_tokens = round(10.0 / 0.001 / OVERLOAD_HEADROOM) - 100
+    assert policy.choose([high, low], backlog(num_tokens)) is low
+    assert policy.choose([high, low], backlog(num_tokens + 1)) is high
 
 
 def test_the_earliest_of_all_higher_deadlines_must_be_met() -> None:
@@ -146,8 +167,8 @@ def test_the_earliest_of_all_higher_deadlines_must_be_met() -> None:
     high, middle = candidate("high", "realtime", 30.0), candidate("middle", "interactive", 11.0)
     low = candidate("low", "standard", 10.5)
     assert chosen([high, middle, low], backlog(100)) == "low"
-    assert chosen([high, middle, low], backlog(300)) == "middle", "11 s are too few for the low one, 30 s are enough"
-    assert chosen([high, low], backlog(300)) == "low"
+    assert chosen([high, middle, low], backlog(1000)) == "middle", "11 s are too few for the low one, 30 s are enough"
+    assert chosen([high, low], backlog(1000)) == "low"
 
 
 @pytest.mark.parametrize(
