@@ -15,14 +15,14 @@ stay with the youngest step in flight that uses them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from scheduler.admission import AdmissionControl
 from scheduler.chunk_tile import ChunkTile
-from scheduler.class_lane import place_of
 from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
 from scheduler.decode_load import DecodeLoad
+from scheduler.decode_phase import DecodePhase
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.latency_model import LatencyModel
@@ -40,7 +40,6 @@ from scheduler.start_needs import StartPlanner
 from scheduler.starter import Starter
 from scheduler.stats import SchedulerCounters, SchedulerStats
 from scheduler.step_budget import BudgetLimits, StepBudget
-from scheduler.step_features import StepFeatures
 from scheduler.step_plan import StepPlan
 from scheduler.step_timing import StepTiming
 from scheduler.steps_in_flight import InFlightStep, StepEntry, StepsInFlight
@@ -95,6 +94,9 @@ class Scheduler:
             self._shares,
         )
         self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks, latency)
+        self._decodes = DecodePhase(
+            config, self._policy, self._running, self._kv, self._steps, self._preemption, self._preempt
+        )
         self._counters = SchedulerCounters()
         self._timing = StepTiming(latency)
         self._budget_model = latency if rights.has_time_budget else None
@@ -198,7 +200,7 @@ class Scheduler:
         self._make_room_for_head(plan)
         start_s = max(now_s, self._end_s) if len(self._steps) else now_s
         budget = StepBudget(self._budget_model, link, start_s, self._limits, self._tile)
-        prefills = self._schedule_decodes(plan, budget)
+        prefills = self._decodes.run(plan, budget, link)
         self._prefills.run(prefills, plan, budget)
         for reason in budget.reasons:
             plan.explain(reason)
@@ -303,53 +305,6 @@ class Scheduler:
             plan.beneficiary = head
         for victim in victims:
             self._preempt(victim, plan)
-
-    def _schedule_decodes(self, plan: StepPlan, budget: StepBudget) -> list[Request]:
-        """Give one token to each running request that lacks one; return those that lack more, in policy order."""
-        decodes, prefills = [], []
-        for request in self._running:  # most senior first: whoever yields is not scheduled yet
-            num_tokens = request.num_tokens_to_compute
-            if num_tokens > 1:
-                prefills.append(request)
-            elif num_tokens == 1:
-                decodes.append(request)
-        left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
-        chosen = decodes if not left_out else [request for request in decodes if request not in left_out]
-        self._schedule_tokens(chosen, plan)
-        if len(plan.scheduled) < len(chosen):
-            for request in decodes:
-                if request in left_out and not plan.scheduled:  # all of those that are due lack blocks
-                    self._schedule_tokens((request,), plan)
-            budget.recount(StepFeatures.of(plan.scheduled))
-        return sorted((r for r in prefills if r.status is RequestStatus.RUNNING), key=place_of)
-
-    def _schedule_tokens(self, decodes: Iterable[Request], plan: StepPlan) -> None:
-        """Give each its token; whoever gets no block for it gets none."""
-        rest = iter(decodes)
-        while (request := plan.add_decodes(rest, self._config.block_size)) is not None:
-            if request.status is RequestStatus.RUNNING and self._make_room_for_token(request, plan):
-                first_block = len(request.block_ids)
-                added = self._kv.allocate_slots(request, request.position + 1)
-                assert added is not None
-                plan.add(request, 1, first_block, added)
-
-    def _make_room_for_token(self, request: Request, plan: StepPlan) -> bool:
-        """Make sure that the next token has a slot. False: not in this step, or the request yielded itself."""
-        num_missing = self._kv.num_blocks_to_take(request, request.position + 1) - self._kv.pool.num_free_blocks
-        if num_missing <= 0:
-            return True
-        num_missing -= self._steps.num_blocks_coming()
-        if num_missing > 0 and plan.num_victims_left > 0:
-            victims = self._preemption.victims_for_block(
-                request, num_missing, plan.num_victims_left, plan.now_s, self._link
-            )
-            assert plan.beneficiary is None, "the room made for the head was to leave enough for this token"
-            for victim in victims or [request]:
-                self._preempt(victim, plan)
-        if request.status is RequestStatus.RUNNING and self._kv.pool.num_free_blocks > 0:
-            return True
-        plan.explain("no_block_for_decode")
-        return False
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Take its blocks; it waits with its old place in the order, and computes its tokens again."""
