@@ -21,7 +21,7 @@ from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.output_lengths import future_peak_blocks
 from scheduler.policy import Policy
 from scheduler.prefill_cost import MAX_STRETCH, PrefillCost, PrefillQuote
-from scheduler.promise_book import PromiseBook
+from scheduler.promise_book import ROUNDING_S, PromiseBook
 from scheduler.request import Request, RequestSpec
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClass, SLOClasses
@@ -166,7 +166,7 @@ class PromiseTest:
         by_record_s = expected_s * min(1.0, prediction.uncorrected_s / prediction.mean_s)
         if by_record_s > target_s:
             return Shortfall("", None)
-        is_stale = now_s - self._book.last_activity_s >= STALE_S
+        is_stale = now_s - self._book.last_activity_s >= STALE_S - ROUNDING_S
         return None if is_stale else Shortfall("", STALE_S)
 
     def _prompts(self, group: tuple[RequestSpec, ...]) -> Iterator[tuple[RequestSpec, int]]:
