@@ -3,7 +3,8 @@
 `x-slo-class` is the class asked for, `x-slo-granted` the one it is served in; `x-slo-ttft-target-ms`,
 `x-slo-tpot-target-ms` and `x-slo-max-stall-ms` are the targets in force in the granted class, after the cached part of
 the prompt is known, which a client cannot know by itself. `x-slo-max-stall-ms` is absent where stalls are not judged.
-`x-slo-best-effort: 1` says that the granted class's targets cannot be met while weights are streamed.
+`x-slo-best-effort: 1` says that it will be late: the granted class's targets cannot be met while weights are streamed,
+or its first token is overdue already.
 """
 
 from __future__ import annotations
