@@ -58,18 +58,8 @@ PLAN_OPTIONS = tuple(
 _SIMULATE_FIELDS = {
     *(field.name for field in dataclasses.fields(SimulateConfig)),
     *("dtype", "quantize", "kv_cache_memory_bytes", "max_model_len_tokens", "threads", "kernels", "batch_invariant"),
-    *(
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "block_size",
-        "max_queued_requests",
-        "scheduler_policy",
-        "admission",
-        "max_step_s",
-        "egress_s",
-        "long_prompt_tokens",
-    ),
-}
+    *(field.name for field in dataclasses.fields(SchedulerConfig)),
+} - {"enable_prefix_caching"}  # no two simulated requests share a prefix
 SIMULATE_OPTIONS = tuple(
     dataclasses.replace(option, name="policy", alias="scheduler-policy")
     if option.field == "scheduler_policy"
