@@ -247,3 +247,21 @@ def test_a_last_token_counts_as_a_decode() -> None:
     assert budget.fit(request, 1, 512) == 1
     budget.add(request, 1)
     assert budget.fit(make_prefill("q", 101, num_computed_tokens=100), 1, 512) == 0
+
+
+@pytest.mark.parametrize("how", ["heeded", "relegated", "not protected", "not its end", "late anyway"])
+def test_a_prompt_that_ends_in_the_step_bounds_what_is_added_behind_it(how: str) -> None:
+    """Its first token is due in 80 ms: what comes behind is not to make it late, unless it is nobody's promise."""
+    first, second = make_prefill("first", 32 if how != "not its end" else 64), make_prefill("second", 512)
+    first.deadlines.next_s = 0.001 if how == "late anyway" else 0.080
+    first.is_relegated, first.is_protected = how == "relegated", how != "not protected"
+    budget = make_budget(max_s=0.2)
+    assert budget.fit(first, first.num_tokens_to_compute, 512) >= 32
+    budget.add(first, 32)
+    behind = budget.fit(second, 512, 480)
+    assert budget.budget_s == pytest.approx(0.080 if how == "heeded" else 0.2)
+    budget.add(second, behind)
+    features = budget.features_of(32 + behind, (how != "not its end") + (behind == 512))
+    assert features is not None
+    assert (EXACT.p95_s(features, NO_LINK) <= 0.080) == (how == "heeded"), f"{behind} tokens behind it"
+    budget.check()
