@@ -103,3 +103,17 @@ def test_rows_beside_prefill_are_all_rows_as_long_as_they_fit() -> None:
     assert DecodeLoad(MODEL).rows(batch, 0.030).num_decodes == 11
     assert DecodeLoad(MODEL).rows(batch, 0.020).num_decodes == math.ceil(0.020 / 0.030 + 10 * 0.020 / 0.400)
     assert DecodeLoad(MODEL, skips=False).rows(batch, 0.020).num_decodes == 11
+
+
+def test_classes_without_promises_leave_half_of_the_room_of_a_pace_that_was_asked_for() -> None:
+    """30 ms less a tenth leave 16.5 ms beside a single decode's 10.5: 8.25 of them, 9 rows in all, may go."""
+    load = DecodeLoad(MODEL, skips=False)
+    for wanted_s, count, is_standard_in in ((math.inf, 30, True), (0.030, 8, True), (0.030, 9, False)):
+        load.wanted_s = wanted_s
+        running = many(count, "batch")
+        assert load.allows(running, make("new", "standard")) == is_standard_in
+        assert load.allows(running, make("new", "interactive")), "who has a promise may take the other half"
+    load.wanted_s = 0.010
+    assert load.allows(many(9, "batch"), make("new", "standard")), "not even a single decode keeps that pace"
+    load.wanted_s = 0.030
+    assert load.allows([], make("new", "batch")), "nobody waits for nothing"
