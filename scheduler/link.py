@@ -63,6 +63,8 @@ class LinkSnapshot:
     num_streamed_layers: int = 0
     num_blocks: int | None = None
     classes: tuple[ClassFloor, ...] = ()
+    disk_read_bytes_per_s: float = 0.0
+    """Of the disk tier, lately; 0: not known."""
 
     def floor(self, class_name: str) -> ClassFloor | None:
         """What is promised to a class; None where nothing is known of it."""

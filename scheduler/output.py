@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from scheduler.kv_transfer import GatedLoad, KVTransfer, TransferResult
 from scheduler.request import BlockHash, FinishReason
 
 
@@ -74,11 +75,16 @@ class Admission:
     request_id: str
     group_id: str
     num_cached_tokens: int
+    """In all tiers."""
     ttft_target_s: float
     """The target in force, after the cached tokens are known."""
     tpot_target_s: float
     is_best_effort: bool = False
     """It will be late: the plan in force cannot meet the class's targets, or its first token is overdue already."""
+    num_host_cached_tokens: int = 0
+    """Of the cached ones, those that are loaded from the host..."""
+    num_disk_cached_tokens: int = 0
+    """... and those that came from the disk."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +137,10 @@ class SchedulerOutput:
     """After what this step takes."""
     reasons: tuple[str, ...] = ()
     """Why something was not scheduled: short codes for logs and metrics."""
+    transfers: tuple[KVTransfer, ...] = ()
+    """Copies of blocks to start before the step computes."""
+    gated_loads: tuple[GatedLoad, ...] = ()
+    """Loads, of this step or of earlier ones, whose requests it computes before they are known to have arrived."""
 
     @property
     def num_tokens(self) -> int:
@@ -143,7 +153,7 @@ class RequestResult:
 
     request_id: str
     num_sampled: int
-    """0 or 1."""
+    """0 or 1; 0 where a load that it was computed upon failed."""
     finish_reason: FinishReason | None
     """STOP where the engine saw a stop token, ERROR where the runner failed; LENGTH is the scheduler's own."""
     new_block_hashes: tuple[BlockHash, ...]
@@ -156,6 +166,8 @@ class StepResult:
 
     step_id: int
     results: tuple[RequestResult, ...]
+    transfers: tuple[TransferResult, ...] = ()
+    """Copies of blocks that have ended since the last update, those that the step was gated on among them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
