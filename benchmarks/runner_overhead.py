@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.model_runner import ModelRunner
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -53,7 +54,9 @@ class NoDecoder:
         self._hidden = torch.zeros(num_seqs, 8)
         self._logits = torch.randn(num_seqs, vocab_size, generator=torch.Generator().manual_seed(0))
 
-    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE
+    ) -> Tensor:
         return self._hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.block_tables import BlockTables
 from engine.forward_batch import ForwardBatch, make_forward_batch
 from engine.kv_cache import KVCache
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.messages import TokenLogprob
 from engine.model_runner_output import ModelRunnerOutput, RequestOutput
 from engine.prompt_scores import PromptScores, PromptSpan, score_prompts
@@ -56,13 +57,16 @@ class ModelRunner:
         max_model_len: int,
         kv_memory: Tensor | None = None,
         sampling: RowSampling | None = None,
+        gate: LayerGate = OPEN_GATE,
     ) -> None:
         """
         Args:
             kv_memory: see `KVCache`.
             sampling: None: PyTorch's and numpy's.
+            gate: what a step waits for before its layers.
         """
         self._decoder = model.decoder
+        self._gate = gate
         self._max_num_batched_tokens = max_num_batched_tokens
         self.kv_cache = KVCache(model.config, model.decoder.dtype, num_blocks, block_size, kv_memory)
         self._block_tables = BlockTables(max_num_seqs, max_model_len, block_size)
@@ -104,7 +108,7 @@ class ModelRunner:
         rows = np.array([self._place(*pair) for pair in zip(live, output.scheduled, strict=True)], dtype=np.int64)
         sequences = [entry.sequence for entry in live]
         batch = make_forward_batch(output.scheduled, sequences, rows, self._block_tables)
-        hidden = self._decoder.forward(batch.token_ids, self.kv_cache.region, batch.metadata)
+        hidden = self._decoder.forward(batch.token_ids, self.kv_cache.region, batch.metadata, self._gate)
         samples = [index for index, record in enumerate(output.scheduled) if record.samples]
         sampled = self._sample(hidden, batch, samples, rows, sequences)
         scores = self._score_prompts(hidden, batch, output, live)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.clock import MonotonicClock
 from engine.core import EngineCore
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.messages import AddGroup, SLORequest
 from engine.model_runner import ModelRunner
 from engine.models.decoder import Decoder
@@ -36,9 +37,11 @@ class TimedDecoder:
         self.dtype = decoder.dtype
         self.spent_s = 0.0
 
-    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE
+    ) -> Tensor:
         started_s = self._now_s()
-        hidden = self._decoder.forward(token_ids, kv_cache, metadata)
+        hidden = self._decoder.forward(token_ids, kv_cache, metadata, gate)
         self.spent_s += self._now_s() - started_s
         return hidden
 

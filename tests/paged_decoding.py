@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.models.decoder import Decoder
 from engine.models.native_decoder import NativeDecoder
 from kernels.attention.base import AttentionMetadata, cache_shape
@@ -33,7 +34,7 @@ class PagedDecoding:
         self._tables: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
 
-    def step(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+    def step(self, tokens: Mapping[int, Sequence[int]], gate: LayerGate = OPEN_GATE) -> dict[int, Tensor]:
         """Append tokens to sequences, by number; returns the hidden state [tokens, hidden] of each."""
         positions = [self._grow(sequence, len(new)) for sequence, new in tokens.items()]
         tables = [self._tables[sequence] for sequence in tokens]
@@ -51,7 +52,7 @@ class PagedDecoding:
             positions=torch.cat(positions),
         )
         token_ids = torch.tensor([token for new in tokens.values() for token in new])
-        hidden = self._decoder.forward(token_ids, self.cache, metadata)
+        hidden = self._decoder.forward(token_ids, self.cache, metadata, gate)
         return dict(zip(tokens, hidden.split(metadata.query_lens), strict=True))
 
     def logits(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
@@ -66,3 +67,7 @@ class PagedDecoding:
             table.append(self._free.pop())
         self._lengths[sequence] = start + count
         return torch.arange(start, start + count)
+
+    def blocks(self, sequence: int) -> tuple[int, ...]:
+        """Where the keys and values of a sequence lie."""
+        return tuple(self._tables[sequence])

@@ -13,6 +13,7 @@ from engine.device_weights import DeviceWeights, StreamingNumbers
 from engine.dtype import resolve_dtype
 from engine.kv_cache import KVCache, bytes_per_block
 from engine.layers.layer_access import LayerAccess
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
 from engine.models.weights_placement import WeightSizes
@@ -100,13 +101,15 @@ class StreamedModel:
         self.decoding = PagedDecoding(self.decoder, num_blocks, self._streaming.block_size, cache=self.cache.region)
         return self.decoding
 
-    def step(self, tokens: Mapping[int, Sequence[int]], deadline_s: float = float("inf")) -> dict[int, Tensor]:
+    def step(
+        self, tokens: Mapping[int, Sequence[int]], deadline_s: float = float("inf"), gate: LayerGate = OPEN_GATE
+    ) -> dict[int, Tensor]:
         """Hidden states of each sequence's new tokens."""
         self.weights.begin_step(deadline_s)
         self.cache.set_border(self.weights.num_kv_blocks)
         self.decoding.cache = self.cache.region
         try:
-            return self.decoding.step(tokens)
+            return self.decoding.step(tokens, gate)
         finally:
             self.last_transfers = self.weights.end_step()
             self.check()

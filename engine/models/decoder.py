@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.attention_kind import AttentionKind
 from engine.layers.decoder_layer import DecoderLayer
 from engine.layers.layer_access import LayerAccess, ResidentLayers
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.layers.layer_layout import LayerMatrices
 from engine.layers.row_tiles import RowFunction, RowMap, whole_batch, widest_tiles
 from engine.layers.slab import Slab
@@ -56,13 +57,16 @@ class Decoder:
         self._by_rows: RowMap = self._find_tiles() if batch_invariant else whole_batch
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE
+    ) -> Tensor:
         """Compute the tokens of a step and write their keys and values.
 
         Args:
             token_ids: [T] int64, in 0..vocab_size-1.
             kv_cache: [B, layers, 2, P, KH, D] of `dtype`; the slots of `metadata` are written.
             metadata: which tokens belong to which sequence, and where.
+            gate: of blocks that are on their way while the step computes.
 
         Returns:
             [T, hidden] after the final norm.
@@ -75,7 +79,10 @@ class Decoder:
         hidden = self.weights.embedding.gather(token_ids).to(self.dtype)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
+        gated = frozenset(gate.gated_layers)
         for index in range(self.config.num_layers):
+            if index in gated:
+                gate.pass_layer(index)
             project, finish = self._layer_functions(index, self._access.acquire(index))
             kind = self.config.kind_of(index)
             query, key, value = self._by_rows(project, hidden, *angles[kind])

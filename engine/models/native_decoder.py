@@ -1,7 +1,8 @@
 """The decoder on native kernels: the same computation as `engine.models.decoder`, two calls a step.
 
 Where layers are streamed, one call more for each of them and for each run of others between: the wait for a layer's
-weights, and the word that its memory may be filled anew, come between calls.
+weights, and the word that its memory may be filled anew, come between calls. So does the wait for keys and values that
+are on their way.
 
 The residual stream is float32 whatever the type of the activations. Every row of every operation is computed by one
 sequence of instructions whatever the batch: this path is batch-invariant always, at no cost.
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.layers.layer_access import LayerAccess, ResidentLayers
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.layers.slab import Slab
 from engine.model_config import ModelConfig
 from engine.models.decoder_weights import DecoderWeights, LayerWeights
@@ -94,15 +96,23 @@ class NativeDecoder:
             layers = layers[: max(1, max_bytes // layers[0].layout.num_bytes)]
         return NativeDecoder(self.config, dataclasses.replace(self.weights, layers=layers), self.dtype, library)
 
-    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE
+    ) -> Tensor:
         """As `Decoder.forward`."""
         access, num_layers, first = self._access, len(self.weights.layers), 0
         if access.streamed_layers is not self._streamed:
             self._settle()
         step = self._stack.begin(token_ids, kv_cache, metadata)
-        for layer in self._streamed:
+        streamed, gated = self._streamed, gate.gated_layers
+        for layer in sorted({*streamed, *gated}) if gated else streamed:
             if first < layer:
                 step.run(first, layer)
+                first = layer
+            if layer in gated:
+                gate.pass_layer(layer)
+            if gated and layer not in streamed:
+                continue
             self._move(layer)
             step.run(layer, layer + 1)
             access.release(layer)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from kernels.attention.base import AttentionMetadata
 
 MODULUS = 65521
@@ -51,7 +52,11 @@ class FakeDecoder:
         """Rows of each call of `logits`."""
         self._spoil = spoil
 
-    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE
+    ) -> Tensor:
+        for layer in gate.gated_layers:
+            gate.pass_layer(layer)
         last_layer = kv_cache[:, -1]
         block_size = last_layer.shape[2]
         for values, kind in ((token_ids, 0), (metadata.positions, 1)):

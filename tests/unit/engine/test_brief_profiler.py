@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.brief_profiler import BUDGET_S, ServingParts, TooSlowError, measure_brief
 from engine.kv_cache import KVCache
 from engine.latency_fit import features_of, fit_latency
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.models.decoder import Decoder
 from engine.profile_grid import ProfileLimits, brief_grid, brief_held_out_grid
 from engine.trials import FEWEST_REPEATS
@@ -57,11 +58,13 @@ class PacedDecoder:
     def step_s(self, num_tokens: int) -> float:
         return max(self._read_s, self._token_s * num_tokens)
 
-    def forward(self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE
+    ) -> Tensor:
         factor = 3.0 if self.num_steps in self.disturbed_steps else 1.0
         self.num_steps += 1
         self._clock.now_s += factor * self.step_s(len(token_ids))
-        return self._decoder.forward(token_ids, kv_cache, metadata)
+        return self._decoder.forward(token_ids, kv_cache, metadata, gate)
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._clock.now_s += self._read_s / 20
