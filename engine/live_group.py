@@ -50,18 +50,21 @@ class LiveGroup:
     choices: dict[int, LiveChoice] = dataclasses.field(default_factory=dict)
     """The unfinished ones."""
     granted: str = ""
-    cached_tokens: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Prompt tokens found in the prefix cache, by prompt, from the first start of one of its choices."""
+    admissions: dict[int, Admission] = dataclasses.field(default_factory=dict)
+    """By prompt: the first start of one of its choices."""
 
     def admit(self, choice: LiveChoice, admission: Admission) -> GroupAdmitted | None:
         """Note the start of a choice; the message to send: for the first one of each prompt."""
-        if choice.prompt_index in self.cached_tokens:
+        if choice.prompt_index in self.admissions:
             return None
-        self.cached_tokens[choice.prompt_index] = admission.num_cached_tokens
+        self.admissions[choice.prompt_index] = admission
+        started = self.admissions.values()
         return GroupAdmitted(
             group_id=self.group_id,
             granted=self.granted,
-            num_cached_tokens=sum(self.cached_tokens.values()),
+            num_cached_tokens=sum(one.num_cached_tokens for one in started),
+            num_host_cached_tokens=sum(one.num_host_cached_tokens for one in started),
+            num_disk_cached_tokens=sum(one.num_disk_cached_tokens for one in started),
             ttft_target_s=admission.ttft_target_s,
             tpot_target_s=admission.tpot_target_s,
             is_best_effort=admission.is_best_effort,
@@ -120,4 +123,5 @@ def _spec(
         leader_id=leader_id,
         reads_prefix_cache=message.sampling.num_prompt_logprobs is None,
         tenant=message.tenant,
+        retention=message.retention,
     )

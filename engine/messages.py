@@ -35,6 +35,8 @@ class AddGroup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     arrival_s: float
     cache_salt: str = ""
     tenant: str = ""
+    retention: int = 1
+    """As `scheduler.request.RequestSpec`."""
 
 
 class AbortChoices(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -115,6 +117,37 @@ class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ClassFloorStats, ...]
 
 
+class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """`scheduler.stats.TierStats` on the wire, with the bytes that moved; dictionaries as there."""
+
+    num_host_slots: int
+    num_host_used: int
+    num_disk_blocks: int
+    num_disk_used: int
+    is_host_on: bool
+    is_disk_on: bool
+    is_disk_writable: bool
+    hit_tokens: dict[str, int]
+    num_evictions: dict[str, int]
+    num_preemptions: dict[str, int]
+    num_loads: int
+    num_load_tokens: int
+    num_recompute_choices: int
+    num_failed_loads: int
+    num_transfers: dict[str, dict[str, int]]
+    block_bytes: int = 0
+    """Of one block in all layers."""
+    num_bytes: dict[str, int] = {}
+    """Moved, by kind of transfer."""
+    busy_s: dict[str, float] = {}
+    """Time that the link or the disk took for them, by kind of transfer."""
+    num_verified_blocks: int = 0
+    """Whose checksum was compared."""
+    disk_read_bytes_per_s: float = 0.0
+    """Measured; 0.0: nothing was read yet."""
+    disk_write_bytes_per_s: float = 0.0
+
+
 class AloneStats(msgspec.Struct, frozen=True, kw_only=True):
     """Expected of one request with nothing beside it."""
 
@@ -142,6 +175,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of the matrices, by the name of their format: "Q4_1", "bfloat16", ..."""
     offload: OffloadStats | None = None
     """None where nothing is ever streamed."""
+    kv_tiers: KVTierStats | None = None
+    """None: KV blocks are on the device alone."""
     step_s_by_threads: dict[int, float] = {}
     """What the probe of threads measured; empty: their number was given."""
     longest_step_s: float = 0.0
@@ -193,7 +228,11 @@ class GroupAdmitted(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     granted: str
     num_cached_tokens: int
-    """Prompt tokens found in the prefix cache, over all prompts of the group known so far."""
+    """Prompt tokens found in the prefix cache, over all prompts of the group known so far, in all tiers..."""
+    num_host_cached_tokens: int = 0
+    """... of them those that are loaded from the host..."""
+    num_disk_cached_tokens: int = 0
+    """... and those that came from the disk."""
     ttft_target_s: float
     tpot_target_s: float
     is_best_effort: bool = False
@@ -247,6 +286,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     """Both on the scheduler's own clock."""
     offload: OffloadStats | None = None
     """None where nothing is ever streamed."""
+    kv_tiers: KVTierStats | None = None
+    """None: KV blocks are on the device alone."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):

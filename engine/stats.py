@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from engine.messages import OffloadStats, StepStats
+from engine.kv_bytes import KVBytes
+from engine.messages import KVTierStats, OffloadStats, StepStats
 from scheduler.output import SchedulerOutput
-from scheduler.stats import SchedulerStats
+from scheduler.stats import SchedulerStats, TierStats
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +20,13 @@ def step_stats(
     overhead_s: float,
     num_dropped_tokens: int,
     offload: OffloadStats | None = None,
+    kv_bytes: KVBytes | None = None,
 ) -> StepStats:
     """The record of a step that just ended.
 
     Args:
         num_dropped_tokens: output of aborted choices that the server did not use, since the engine started.
+        kv_bytes: what the transfers of KV blocks moved; has a meaning only where the scheduler has tiers.
     """
     return StepStats(
         step_id=output.step_id,
@@ -50,6 +53,34 @@ def step_stats(
         num_promises_kept=scheduler.promises.num_kept,
         num_promises_broken=scheduler.promises.num_broken,
         offload=offload,
+        kv_tiers=None if scheduler.tiers is None else kv_tier_stats(scheduler.tiers, kv_bytes or KVBytes()),
+    )
+
+
+def kv_tier_stats(tiers: TierStats, kv_bytes: KVBytes) -> KVTierStats:
+    """The record of the tiers: what the scheduler counts, and what their bytes came to."""
+    return KVTierStats(
+        num_host_slots=tiers.num_host_slots,
+        num_host_used=tiers.num_host_used,
+        num_disk_blocks=tiers.num_disk_blocks,
+        num_disk_used=tiers.num_disk_used,
+        is_host_on=tiers.is_host_on,
+        is_disk_on=tiers.is_disk_on,
+        is_disk_writable=tiers.is_disk_writable,
+        hit_tokens=tiers.hit_tokens,
+        num_evictions=tiers.num_evictions,
+        num_preemptions=tiers.num_preemptions,
+        num_loads=tiers.num_loads,
+        num_load_tokens=tiers.num_load_tokens,
+        num_recompute_choices=tiers.num_recompute_choices,
+        num_failed_loads=tiers.num_failed_loads,
+        num_transfers=tiers.num_transfers,
+        block_bytes=kv_bytes.block_bytes,
+        num_bytes=kv_bytes.num_bytes,
+        busy_s=kv_bytes.busy_s,
+        num_verified_blocks=kv_bytes.num_verified_blocks,
+        disk_read_bytes_per_s=kv_bytes.disk_read_bytes_per_s,
+        disk_write_bytes_per_s=kv_bytes.disk_write_bytes_per_s,
     )
 
 
@@ -70,15 +101,25 @@ class StatsLine:
         if elapsed_s < self._interval_s:
             return
         logger.info(
-            "running %d, waiting %d, prompt %.0f tokens/s, generation %.0f tokens/s, KV blocks %d/%d, preemptions %d",
+            "running %d, waiting %d, prompt %.0f tokens/s, generation %.0f tokens/s, KV blocks %d/%d%s, preemptions %d",
             stats.num_running,
             stats.num_waiting,
             (stats.prompt_tokens_computed - self._last_prompt_tokens) / elapsed_s,
             (stats.generation_tokens - self._last_generation_tokens) / elapsed_s,
             stats.num_blocks_used,
             stats.num_blocks,
+            "" if stats.kv_tiers is None else _tier_text(stats.kv_tiers),
             stats.num_preemptions,
         )
         self._last_s = now_s
         self._last_generation_tokens = stats.generation_tokens
         self._last_prompt_tokens = stats.prompt_tokens_computed
+
+
+def _tier_text(tiers: KVTierStats) -> str:
+    """How full each tier is, and what is wrong with it."""
+    host = f" + host {tiers.num_host_used}/{tiers.num_host_slots}{'' if tiers.is_host_on else ' (off)'}"
+    if not tiers.num_disk_blocks:
+        return host
+    trouble = " (off)" if not tiers.is_disk_on else "" if tiers.is_disk_writable else " (read only)"
+    return f"{host} + disk {tiers.num_disk_used}/{tiers.num_disk_blocks}{trouble}"

@@ -64,6 +64,9 @@ class RequestSpec:
     reads_prefix_cache: bool = True
     """False where prompt logprobs need every prompt row computed."""
     tenant: str = ""
+    retention: int = 1
+    """Priority with which its prompt blocks are kept in cheaper tiers: 1, or 2 where the client named a
+    prompt_cache_key."""
 
     @property
     def num_kv_tokens(self) -> int:

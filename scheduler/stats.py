@@ -19,6 +19,41 @@ class PromiseStats:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TierStats:
+    """KV blocks beside the device: gauges of now and totals since the scheduler was made.
+
+    Keys of the dictionaries are the values of `scheduler.kv_transfer`'s enums; what never happened may be absent.
+    """
+
+    num_host_slots: int = 0
+    num_host_used: int = 0
+    num_disk_blocks: int = 0
+    """How many the disk may hold."""
+    num_disk_used: int = 0
+    is_host_on: bool = False
+    """False: there is none, or its failures turned it off for a while."""
+    is_disk_on: bool = False
+    is_disk_writable: bool = False
+    """False with `is_disk_on`: a full disk is read only."""
+    hit_tokens: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Prompt tokens found in the prefix cache, by tier ("device", "host", "disk"); their sum is the cache's hits."""
+    num_evictions: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Blocks that made room for others, by tier ("host", "disk")."""
+    num_preemptions: dict[str, int] = dataclasses.field(default_factory=dict)
+    """By what brings the blocks back: "swap" (stored because of it), "free" (they were stored before) or "recompute".
+    Counted when they are taken away."""
+    num_loads: int = 0
+    """Loads from the host to the device that requests asked for."""
+    num_load_tokens: int = 0
+    num_recompute_choices: int = 0
+    """Prefixes found in a cheaper tier that were computed again, because that was faster than to load them."""
+    num_failed_loads: int = 0
+    """Loads of which a block did not arrive: what was left was computed."""
+    num_transfers: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """Blocks, by kind of their transfer ("store", "load", "write", "read", "delete") and by outcome."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Taken after a step. Tokens of the prompt: computed + cached + shared, each once, whatever was preempted."""
 
@@ -47,6 +82,8 @@ class SchedulerStats:
     prefix_cache_hits: int
     """Both in tokens."""
     promises: PromiseStats = PromiseStats()
+    tiers: TierStats | None = None
+    """None: there is no tier beside the device."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,7 +105,12 @@ class SchedulerCounters:
         self.prompt_tokens_computed += max(0, min(end, num_prompt_tokens) - first_new)
 
     def snapshot(
-        self, num_running: int, queue: WaitingQueue, kv: KVCacheManager, promises: PromiseStats
+        self,
+        num_running: int,
+        queue: WaitingQueue,
+        kv: KVCacheManager,
+        promises: PromiseStats,
+        tiers: TierStats | None = None,
     ) -> SchedulerStats:
         """The totals so far with the gauges of now."""
         return SchedulerStats(
@@ -89,4 +131,5 @@ class SchedulerCounters:
             prefix_cache_queries=kv.num_queried_tokens,
             prefix_cache_hits=kv.num_hit_tokens,
             promises=promises,
+            tiers=tiers,
         )

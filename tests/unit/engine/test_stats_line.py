@@ -5,6 +5,7 @@ import pytest
 
 from engine.stats import StatsLine
 from tests.engine_harness import EngineHarness, add_group
+from tests.tier_records import kv_tiers
 
 
 def test_a_line_of_statistics_comes_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,3 +17,28 @@ def test_a_line_of_statistics_comes_at_intervals(caplog: pytest.LogCaptureFixtur
         line.observe(msgspec.structs.replace(stats, generation_tokens=num_tokens), now_s)
     rates = [record.getMessage().split("generation ")[1].split(" ")[0] for record in caplog.records]
     assert rates == ["20", "10"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "+ host 3/8 + disk 5/32,"),
+        ({"num_disk_blocks": 0}, "+ host 3/8,"),
+        ({"is_host_on": False}, "+ host 3/8 (off) + disk 5/32,"),
+        ({"is_disk_on": False, "is_disk_writable": False}, "+ host 3/8 + disk 5/32 (off),"),
+        ({"is_disk_writable": False}, "+ host 3/8 + disk 5/32 (read only),"),
+    ],
+)
+def test_the_line_tells_how_full_each_tier_is(
+    changes: dict[str, object], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="engine.stats")
+    stats = EngineHarness().run(add_group("g", (20, 21, 22), max_tokens=2)).stats
+    tiers = kv_tiers(num_host_used=3, num_disk_used=5, **changes)
+    line = StatsLine(interval_s=10.0)
+    line.observe(msgspec.structs.replace(stats, kv_tiers=tiers), 100.0)
+    line.observe(msgspec.structs.replace(stats, kv_tiers=tiers), 110.0)
+    line.observe(msgspec.structs.replace(stats, kv_tiers=None), 120.0)
+    with_tiers, without = (record.getMessage() for record in caplog.records)
+    assert text in with_tiers
+    assert "host" not in without and "disk" not in without
