@@ -112,3 +112,6 @@ class TierConfig:
     @property
     def has_host(self) -> bool:
         return self.num_host_slots > 0
+
+
+NO_TIERS = TierConfig()

@@ -25,6 +25,7 @@ from scheduler.decode_load import DecodeLoad
 from scheduler.decode_phase import DecodePhase
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
+from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.memory_demand import memory_demand
@@ -63,10 +64,12 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         latency: LatencyModel | None = None,
+        tiers: TierConfig = NO_TIERS,
     ) -> None:
         """
         Args:
             latency: predicts steps and learns from them; of this scheduler alone. None: nothing is predicted.
+            tiers: beside the device.
         """
         self._config = config
         self._classes = classes
@@ -238,6 +241,10 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is live."""
         return bool(self._requests)
+
+    def has_background_work(self) -> bool:
+        """Whether `schedule` would start copies that nobody waits for."""
+        return False
 
     def next_wakeup_s(self) -> float | None:
         """When the next waiting group expires, if nothing runs; None: there is nothing to wake up for."""
