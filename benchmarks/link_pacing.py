@@ -20,20 +20,20 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from offload.host_link import HostLink, SliceCopier, copy_slice
 from offload.link import TransferHandle
 from offload.link_config import LinkConfig
-from offload.transfer import Direction, Transfer, TransferClass
+from offload.transfer import Direction, LinkTransfer, Transfer, TransferClass
 
 SLAB_BYTES = 7 * 1024**2
 NUM_SLABS = 24
 NUM_LAYERS = 30
 
 
-def copy_with_torch(source: Tensor, target: Tensor, start: int, end: int) -> None:
-    target[start:end].copy_(source[start:end])
+def copy_with_torch(transfer: LinkTransfer, start: int, end: int) -> None:
+    for target, source in transfer.pieces(start, end):
+        target.copy_(source)
 
 
 COPIERS: dict[str, SliceCopier] = {"memmove": copy_slice, "copy_": copy_with_torch}
@@ -46,8 +46,8 @@ class TimedCopier:
         self._copy = copy
         self.thread_s = 0.0
 
-    def __call__(self, source: Tensor, target: Tensor, start: int, end: int) -> None:
-        self._copy(source, target, start, end)
+    def __call__(self, transfer: LinkTransfer, start: int, end: int) -> None:
+        self._copy(transfer, start, end)
         self.thread_s = time.thread_time()
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from offload.link_book import MAX_SLICE_BYTES
 from offload.link_config import LinkConfig
 from offload.link_queue import Slice
 from offload.threaded_link import ALIVE_S, COPY_ERRORS, ThreadedLink
-from offload.transfer import Direction, Transfer
+from offload.transfer import Direction, LinkTransfer
 
 DEPTH = 2
 """Slices given to a stream ahead of the one that is copied: the copy engine never waits for Python."""
@@ -41,7 +41,7 @@ class CudaTransferHandle(TransferHandle):
 
     def __init__(
         self,
-        transfer: Transfer,
+        transfer: LinkTransfer,
         await_done: Callable[[TransferHandle, float | None], None],
         on_done: Callable[[TransferHandle], None] | None,
         bounce: bool,
@@ -67,6 +67,28 @@ class CudaTransferHandle(TransferHandle):
     def finish(self, now_s: float, error: BaseException | None = None) -> None:
         super().finish(now_s, error)
         self._given.set()
+
+
+def _parts(bounce: Tensor, pieces: Sequence[tuple[Tensor, Tensor]]) -> Sequence[Tensor]:
+    """Of the buffer, one behind the other, for each piece as much as it needs."""
+    return torch.split(bounce, [target.numel() for target, _ in pieces])
+
+
+def _move(target: Tensor, source: Tensor) -> None:
+    """Between two places in main memory."""
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
+
+
+def _through(
+    bounce: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], direction: Direction
+) -> Sequence[tuple[Tensor, Tensor]]:
+    """The copies that the stream makes instead of `pieces`; what goes to the device is in the buffer by then."""
+    parts = _parts(bounce, pieces)
+    if direction is Direction.D2H:
+        return [(part, source) for (_, source), part in zip(pieces, parts, strict=True)]
+    for (_, source), part in zip(pieces, parts, strict=True):
+        _move(part, source)
+    return [(target, part) for (target, _), part in zip(pieces, parts, strict=True)]
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,7 +137,7 @@ class CudaLink(ThreadedLink):
         self._gated: list[TransferHandle] = []
         self._start()
 
-    def _check_transfer(self, transfer: Transfer) -> None:
+    def _check_transfer(self, transfer: LinkTransfer) -> None:
         source, target = transfer.source.device.type, transfer.target.device.type
         ends = ("cpu", self._device.type) if transfer.direction is Direction.H2D else (self._device.type, "cpu")
         if (source, target) != ends:
@@ -124,7 +146,7 @@ class CudaLink(ThreadedLink):
                 f"it copies from {ends[0]} to {ends[1]}"
             )
 
-    def _make_handle(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None) -> TransferHandle:
+    def _make_handle(self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None) -> TransferHandle:
         host_side = transfer.source if transfer.direction is Direction.H2D else transfer.target
         return CudaTransferHandle(transfer, self._await_done, on_done, not self._is_pinned(host_side))
 
@@ -226,21 +248,18 @@ class CudaLink(ThreadedLink):
         taken = flight.taken
         handle, transfer = taken.queued.handle, taken.queued.handle.transfer
         stream = self._streams[transfer.direction]
-        source, target = transfer.source[taken.start : taken.end], transfer.target[taken.start : taken.end]
         assert isinstance(handle, CudaTransferHandle)
         try:
+            pieces = transfer.pieces(taken.start, taken.end)
             if handle.bounces:
                 flight.bounce = self._free_bounce(transfer.direction)[: taken.num_bytes]
-                if transfer.direction is Direction.H2D:
-                    ctypes.memmove(flight.bounce.data_ptr(), source.data_ptr(), taken.num_bytes)
-                    source = flight.bounce
-                else:
-                    target = flight.bounce
+                pieces = _through(flight.bounce, pieces, transfer.direction)
             flight.begin = self._cuda.Event(enable_timing=True, blocking=True)
             flight.end = self._cuda.Event(enable_timing=True, blocking=True)
             with self._cuda.stream(stream):
                 flight.begin.record(stream)
-                self._copy(target, source)
+                for target, source in pieces:
+                    self._copy(target, source)
                 flight.end.record(stream)
         except COPY_ERRORS as error:
             flight.error = error
@@ -276,8 +295,9 @@ class CudaLink(ThreadedLink):
             flight.end.synchronize()
             transfer = flight.taken.queued.handle.transfer
             if flight.bounce is not None and transfer.direction is Direction.D2H:
-                target_ptr = transfer.target.data_ptr() + flight.taken.start
-                ctypes.memmove(target_ptr, flight.bounce.data_ptr(), flight.taken.num_bytes)
+                targets = transfer.pieces(flight.taken.start, flight.taken.end)
+                for (target, _), part in zip(targets, _parts(flight.bounce, targets), strict=True):
+                    _move(target, part)
         except COPY_ERRORS as error:
             flight.error = error
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
-
+from kernels.block_copy import BlockCopier, copy_blocks
 from offload.link import TransferHandle
 from offload.link_config import LinkConfig
 from offload.link_queue import Slice
 from offload.pacer import Pacer
 from offload.threaded_link import COPY_ERRORS, ThreadedLink
-from offload.transfer import Direction, Transfer
+from offload.transfer import Direction, LinkTransfer
 
-SliceCopier = Callable[[Tensor, Tensor, int, int], None]
+SliceCopier = Callable[[LinkTransfer, int, int], None]
 
 
-def copy_slice(source: Tensor, target: Tensor, start: int, end: int) -> None:
-    """Bytes [start, end) of `source` to the same place of `target`, without the interpreter's lock.
-
-    By `memmove` of the C library, which needs no threads of torch.
-    """
-    ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, end - start)
+def copy_slice(transfer: LinkTransfer, start: int, end: int, copy_blocks: BlockCopier = copy_blocks) -> None:
+    """Bytes [start, end) of a transfer, without the interpreter's lock; those of blocks by `copy_blocks`."""
+    transfer.copy(start, end, copy_blocks)
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,7 +71,7 @@ class HostLink(ThreadedLink):
             raise ValueError(f"the cap of {direction} is {bytes_per_s} bytes per second; it must be positive")
         self._pacers[direction] = None if bytes_per_s is None else Pacer(bytes_per_s, self.now_s())
 
-    def _check_transfer(self, transfer: Transfer) -> None:
+    def _check_transfer(self, transfer: LinkTransfer) -> None:
         if transfer.source.device.type != "cpu" or transfer.target.device.type != "cpu":
             raise ValueError(
                 f"a copy from {transfer.source.device} to {transfer.target.device} over the link of a CPU; "
@@ -85,7 +80,7 @@ class HostLink(ThreadedLink):
         if transfer.after is not None:
             raise ValueError("a copy on a CPU waits for no event: submit it once what comes before has returned")
 
-    def _make_handle(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None) -> TransferHandle:
+    def _make_handle(self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None) -> TransferHandle:
         return TransferHandle(transfer, self._await_done, on_done)
 
     def _enqueue(self, handle: TransferHandle) -> None:
@@ -137,7 +132,7 @@ class HostLink(ThreadedLink):
             share = self._config.coupling if flight.is_coupled else 1.0
             flight.end_s = pacer.schedule(taken.num_bytes, taken.queued.submitted_s, share)
         try:
-            self._copy(transfer.source, transfer.target, taken.start, taken.end)
+            self._copy(transfer, taken.start, taken.end)
         except COPY_ERRORS as error:
             flight.error = error
 

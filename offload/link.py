@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from offload.errors import OffloadError
-from offload.transfer import Direction, Transfer, TransferClass
+from offload.transfer import Direction, LinkTransfer, TransferClass
 
 
 class LinkError(OffloadError):
@@ -73,7 +73,7 @@ class TransferHandle:
 
     def __init__(
         self,
-        transfer: Transfer,
+        transfer: LinkTransfer,
         await_done: Callable[[TransferHandle, float | None], None],
         on_done: Callable[[TransferHandle], None] | None = None,
     ) -> None:
@@ -146,7 +146,7 @@ class Link(Protocol):
         """The clock of deadlines."""
         ...
 
-    def submit(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
+    def submit(self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
         """Queue a copy; never blocks. `on_done` is called on the link's thread once the handle is done: keep it short.
 
         Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from offload.link import LinkError, LinkStatus, TransferHandle
 from offload.link_book import LinkBook
 from offload.link_config import LinkConfig
-from offload.transfer import Transfer
+from offload.transfer import LinkTransfer
 
 SWITCH_INTERVAL_S = 1e-4
 """While a link is open: at Python's default of 5 ms, a copier beside a busy thread reached 0.08 of 1 GB/s."""
@@ -48,7 +48,7 @@ class ThreadedLink(abc.ABC):
         self._old_switch_interval_s = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._run, name="headrace-link", daemon=True)
 
-    def submit(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
+    def submit(self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
         self._check_transfer(transfer)
         handle = self._make_handle(transfer, on_done)
         with self._lock:
@@ -94,11 +94,13 @@ class ThreadedLink(abc.ABC):
             self._check_flights()
 
     @abc.abstractmethod
-    def _check_transfer(self, transfer: Transfer) -> None:
+    def _check_transfer(self, transfer: LinkTransfer) -> None:
         """Raises: ValueError: this link cannot carry it."""
 
     @abc.abstractmethod
-    def _make_handle(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None) -> TransferHandle: ...
+    def _make_handle(
+        self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None
+    ) -> TransferHandle: ...
 
     @abc.abstractmethod
     def _enqueue(self, handle: TransferHandle) -> None:

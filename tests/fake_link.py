@@ -10,7 +10,7 @@ from offload.link_book import LinkBook
 from offload.link_config import LinkConfig
 from offload.link_queue import Slice
 from offload.pacer import Pacer
-from offload.transfer import Direction, Transfer, TransferClass
+from offload.transfer import Direction, LinkTransfer, TransferClass
 
 POISON = 0xDB
 
@@ -26,9 +26,10 @@ class _Flight:
 class FakeLink:
     """`Link` in virtual time, on the queues and estimates of the real ones.
 
-    The target is filled with `POISON` at submit and gets each slice when that arrives: who reads early reads poison.
-    Sources of `poisoned_sources` are filled too, once their transfer has ended: the lease is over, and who still reads
-    them reads poison. `wait`, `order` and `drain` let the time pass that they would block for.
+    What a transfer will write is filled with `POISON` at submit and gets each slice when that arrives: who reads early
+    reads poison. What those of `poisoned_sources` have read is filled too, once they have ended: the lease is over, and
+    who still reads there reads poison; `poison_source` is for leases that end later. `wait`, `order` and `drain` let
+    the time pass that they would block for.
 
     Faults: `slow_down`; `fail` a transfer at its next slice; `hold` its completion back and `release` it, which delays
     and reorders; `duplicate` its completion; `die`. `completed` lists what has ended, in the order of its notification.
@@ -62,10 +63,11 @@ class FakeLink:
     def now_s(self) -> float:
         return self._now_s
 
-    def submit(self, transfer: Transfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
+    def submit(self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
         self._refuse_if_over()
         handle = TransferHandle(transfer, self._await_done, on_done)
-        transfer.target.fill_(POISON)
+        for target, _ in transfer.pieces(0, transfer.num_bytes):
+            target.fill_(POISON)
         self._book.submit(handle, self._now_s)
         if handle.is_done:
             self._notify(handle)
@@ -142,6 +144,12 @@ class FakeLink:
         for handle in self._book.fail_all(error, self._now_s):
             self._notify(handle)
 
+    def poison_source(self, handle: TransferHandle) -> None:
+        """The lease on where its bytes came from is over: who still reads them there reads poison."""
+        assert handle.is_done, "the link may still read it"
+        for _, source in handle.transfer.pieces(0, handle.transfer.num_bytes):
+            source.fill_(POISON)
+
     def _refuse_if_over(self) -> None:
         if self._is_closed:
             raise LinkError("the link is closed; open another one")
@@ -181,7 +189,8 @@ class FakeLink:
         handle = taken.queued.handle
         transfer = handle.transfer
         if handle not in self._errors:
-            transfer.target[taken.start : taken.end] = transfer.source[taken.start : taken.end]
+            for target, source in transfer.pieces(taken.start, taken.end):
+                target.copy_(source)
         arrived = (taken, flight.end_s - flight.start_s, flight.is_coupled)
         is_last = taken.end == transfer.num_bytes or handle in self._errors
         if handle in self._held and (is_last or self._held[handle]):
@@ -200,7 +209,7 @@ class FakeLink:
 
     def _notify(self, handle: TransferHandle) -> None:
         if handle.transfer.transfer_class in self._poisoned_sources:
-            handle.transfer.source.fill_(POISON)
+            self.poison_source(handle)
         self._held.pop(handle, None)
         for _ in range(2 if handle in self._duplicated else 1):
             self.completed.append(handle)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from offload.host_link import HostLink, copy_slice
 from offload.link import LinkError, TransferHandle
 from offload.link_book import MIN_SLICE_BYTES
 from offload.link_config import LinkConfig
-from offload.transfer import Direction, Transfer, TransferClass
+from offload.transfer import Direction, LinkTransfer, Transfer, TransferClass
 from tests.fake_cuda import FakeCuda
 
 H2D, D2H = Direction
@@ -33,7 +32,7 @@ class Copier:
         self.num_started = 0
         self.error: BaseException | None = None
 
-    def __call__(self, source: Tensor, target: Tensor, start: int, end: int) -> None:
+    def __call__(self, transfer: LinkTransfer, start: int, end: int) -> None:
         with self.changed:
             self.num_started += 1
             self.changed.notify_all()
@@ -41,7 +40,7 @@ class Copier:
             error, self.error = self.error, None
         if error is not None:
             raise error
-        copy_slice(source, target, start, end)
+        copy_slice(transfer, start, end)
 
     def hold(self) -> None:
         self.is_held = True
