@@ -15,6 +15,7 @@ from engine.offload_manager import NoOffload, OffloadManager
 from engine.pending_delta import PendingDelta
 from engine.runner import Clock, Runner
 from engine.stats import step_stats
+from scheduler.kv_transfer import TransferResult
 from scheduler.link import LinkSnapshot
 from scheduler.output import (
     Expiry,
@@ -80,7 +81,7 @@ class EngineCore:
     ) -> None:
         """
         Args:
-            offload: of the runner's weights; None: all of them are on the device.
+            offload: of the runner's weights and blocks; None: all of them are on the device.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -102,7 +103,9 @@ class EngineCore:
 
     def wait_s(self) -> float | None:
         """How long the next turn may wait for a message; None: until one comes; 0: there is work."""
-        if self._scheduler.has_work() and not self._is_stuck:
+        if self._offload.has_results():
+            return 0.0
+        if not self._is_stuck and (self._scheduler.has_work() or self._scheduler.has_background_work()):
             return 0.0
         waits_s = [self._offload.wakeup_s()]
         if self._scheduler.has_work() and (wakeup_s := self._scheduler.next_wakeup_s()) is not None:
@@ -129,8 +132,11 @@ class EngineCore:
         execute_s = self._clock.now_s()
         self._offload.begin(output, now_s)
         computed = self._execute(output) if output.scheduled else None
+        transfers = self._offload.collect()
         update_s = self._clock.now_s()
-        self._update(output, computed, update_s, report)
+        self._update(output, computed, transfers, update_s, report)
+        acted = output.scheduled or output.preempted or output.expired or output.transfers
+        self._is_stuck = not (acted or transfers)
         step_s = self._clock.now_s() - now_s + sent_s
         stats = step_stats(
             output,
@@ -139,6 +145,7 @@ class EngineCore:
             overhead_s=step_s - (update_s - execute_s),
             num_dropped_tokens=self._num_dropped_tokens,
             offload=self._offload.stats(),
+            kv_bytes=self._offload.kv_bytes(),
         )
         return report.message(stats)
 
@@ -202,7 +209,6 @@ class EngineCore:
         output = self._scheduler.schedule(now_s, link)
         if self._event_log is not None:
             self._event_log.scheduled(tuple(report.actions), link, now_s, output)
-        self._is_stuck = not (output.scheduled or output.preempted or output.expired)
         for admission in output.admissions:
             choice = self._choices[admission.request_id]
             admitted = choice.group.admit(choice, admission)
@@ -229,13 +235,8 @@ class EngineCore:
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Compute a step; None: it failed, which is the end of its requests but not of the others."""
         try:
-            for scheduled in output.scheduled:
-                choice = self._choices[scheduled.request_id]
-                if not choice.is_in_runner:
-                    self._runner.add(choice.sequence)
-                    choice.is_in_runner = True
             try:
-                computed = self._runner.execute(output)
+                computed = self._compute(output)
             finally:
                 self._offload.end()
             _check_computed(output, computed)
@@ -247,21 +248,41 @@ class EngineCore:
         self._num_consecutive_failures = 0
         return computed
 
+    def _compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        for scheduled in output.scheduled:
+            choice = self._choices[scheduled.request_id]
+            if not choice.is_in_runner:
+                self._runner.add(choice.sequence)
+                choice.is_in_runner = True
+        return self._runner.execute(output)
+
     def _update(
-        self, output: SchedulerOutput, computed: ModelRunnerOutput | None, now_s: float, report: _TurnReport
+        self,
+        output: SchedulerOutput,
+        computed: ModelRunnerOutput | None,
+        transfers: tuple[TransferResult, ...],
+        now_s: float,
+        report: _TurnReport,
     ) -> None:
         if computed is None:
             results = tuple(_failed(scheduled.request_id) for scheduled in output.scheduled)
         else:
+            void = self._offload.void_requests(output)
             results = tuple(
-                self._commit(scheduled, request, report)
+                self._void(scheduled) if scheduled.request_id in void else self._commit(scheduled, request, report)
                 for scheduled, request in zip(output.scheduled, computed.outputs, strict=True)
             )
-        result = StepResult(output.step_id, results)
+        result = StepResult(output.step_id, results, transfers)
         finished = self._scheduler.update(output, result, now_s)
         if self._event_log is not None:
             self._event_log.updated(result, now_s, finished)
         self._finish(finished, report)
+
+    def _void(self, scheduled: ScheduledRequest) -> RequestResult:
+        """It was computed upon blocks that never arrived: no token of it counts, and the runner begins it anew."""
+        logger.warning("%s: a load of its prefix failed, it computes that again", scheduled.request_id)
+        self._leave_runner(self._choices[scheduled.request_id])
+        return RequestResult(scheduled.request_id, 0, None, ())
 
     def _commit(self, scheduled: ScheduledRequest, request: RequestOutput, report: _TurnReport) -> RequestResult:
         """Take over what a step made of one request."""

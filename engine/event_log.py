@@ -19,6 +19,7 @@ import msgspec
 
 from engine.errors import EventLogError
 from scheduler.config import SchedulerConfig
+from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.latency_coefficients import LatencyCoefficients
 from scheduler.link import LinkSnapshot
 from scheduler.output import FinishedRequest, SchedulerOutput, StepResult, Verdict
@@ -27,7 +28,7 @@ from scheduler.slo import SLOClass
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"HRLOG\x00\x00" + bytes([VERSION])
 """At the start of a file."""
 _FRAME_HEAD = struct.Struct("<II")
@@ -62,6 +63,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     max_model_len: int
     latency: LatencyCoefficients | None = None
     """What the steps were predicted by at first; None: they were not."""
+    tiers: TierConfig = NO_TIERS
+    """What there was for blocks beside the device."""
     version: int = VERSION
 
 

@@ -77,7 +77,9 @@ def _run(
     except OffloadError as error:
         raise EngineStartError(str(error)) from error
     latency = None if built.latency is None else LatencyModel(built.latency)
-    scheduler = Scheduler(config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len, latency)
+    scheduler = Scheduler(
+        config.scheduler, config.slo_classes, built.num_blocks, built.max_model_len, latency, built.tiers
+    )
     with _event_log(config, built) as event_log:
         core = EngineCore(
             scheduler,
@@ -91,6 +93,7 @@ def _run(
         # What was loaded lives as long as the process: the collector need not walk through it in the midst of a step.
         gc.collect()
         gc.freeze()
+        built.offload.call_on_results(sockets.wake)
         longest_step_s = prefill_s_per_token * config.scheduler.max_num_batched_tokens
         margin = scheduler.stats().promises.margin
         sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s, margin))
@@ -186,6 +189,7 @@ def _event_log(config: ProcessConfig, built: BuiltRunner) -> Iterator[EventLog |
         num_blocks=built.num_blocks,
         max_model_len=built.max_model_len,
         latency=built.latency,
+        tiers=built.tiers,
     )
     event_log = _open_event_log(Path(config.engine.event_log_path), header, config.is_restart)
     try:

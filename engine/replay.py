@@ -31,7 +31,9 @@ class _Replay:
         self._process = process
         classes = SLOClasses(header.classes, header.default_class)
         latency = None if header.latency is None else LatencyModel(header.latency)
-        self._scheduler = Scheduler(header.scheduler, classes, header.num_blocks, header.max_model_len, latency)
+        self._scheduler = Scheduler(
+            header.scheduler, classes, header.num_blocks, header.max_model_len, latency, header.tiers
+        )
         self._in_flight: dict[int, SchedulerOutput] = {}
 
     def schedule(self, frame: ScheduleFrame) -> SchedulerOutput:

@@ -13,6 +13,7 @@ from engine.process_config import ProcessConfig
 from engine.processors import available_processors, fixed_threads
 from engine.runner import Runner
 from kernels.native_library import NativeLibrary, NativeLibraryError, load_native_library
+from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.latency_coefficients import LatencyCoefficients
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class BuiltRunner:
     weights_bytes_by_format: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Of the matrices, by the name of their format."""
     offload: OffloadManager = dataclasses.field(default_factory=NoOffload)
-    """Of the runner's weights."""
+    """Of the runner's weights and blocks."""
+    tiers: TierConfig = NO_TIERS
+    """Where blocks may lie beside the device."""
     latency: LatencyCoefficients | None = None
     """What steps are predicted by; None: nothing is predicted."""
     step_s_by_threads: Mapping[int, float] = dataclasses.field(default_factory=dict)

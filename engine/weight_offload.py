@@ -7,17 +7,19 @@ import logging
 from collections.abc import Callable
 
 from engine.device_weights import DeviceWeights
-from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats
+from engine.kv_bytes import KVBytes
+from engine.link_report import link_direction, link_direction_stats
+from engine.messages import ClassFloorStats, OffloadStats
 from offload.arena import Arena
 from offload.compute_watch import ComputeWatch
 from offload.errors import OffloadError
 from offload.host_tier import HostTier
-from offload.link import DirectionStatus, Link, LinkStatus
+from offload.link import Link
 from offload.plan import ClassPlan, OffloadPlan
 from offload.residency_controller import ResidencyController, ResidencyNeed
 from offload.step_load import StepLoad
-from offload.transfer import Direction, TransferClass
-from scheduler.link import ClassFloor, LinkDirection, LinkSnapshot
+from scheduler.kv_transfer import TransferResult
+from scheduler.link import ClassFloor, LinkSnapshot
 from scheduler.output import MemoryDemand, SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -120,8 +122,8 @@ class WeightOffload:
         weights, fence = self._weights, self._fence
         num_layers = len(self._plan.unit_bytes)
         return LinkSnapshot(
-            h2d=_direction(status.h2d),
-            d2h=_direction(status.d2h),
+            h2d=link_direction(status.h2d),
+            d2h=link_direction(status.d2h),
             coupling=status.coupling,
             kv_link_share=status.kv_link_share,
             num_resident_layers=num_layers - weights.num_streamed,
@@ -161,6 +163,21 @@ class WeightOffload:
         totals.exposed_s += transfers.exposed_s
         self._last_step_bytes = transfers.num_bytes
 
+    def collect(self) -> tuple[TransferResult, ...]:
+        """Weights are nobody's blocks."""
+        return ()
+
+    def void_requests(self, output: SchedulerOutput) -> frozenset[str]:  # noqa: ARG002 - of those with loads
+        """A step without its weights fails as a whole."""
+        return frozenset()
+
+    def has_results(self) -> bool:
+        """As `collect`."""
+        return False
+
+    def call_on_results(self, wake: Callable[[], None]) -> None:
+        """As `collect`."""
+
     def verify(self) -> None:
         """As `OffloadManager` says."""
         plan, k = self._plan, self._weights.num_streamed
@@ -197,12 +214,16 @@ class WeightOffload:
             num_raised=totals.num_raised,
             num_lowered=totals.num_lowered,
             num_replans=totals.num_replans,
-            h2d=_link_stats(status, Direction.H2D),
-            d2h=_link_stats(status, Direction.D2H),
+            h2d=link_direction_stats(status.h2d),
+            d2h=link_direction_stats(status.d2h),
             ledger=dict(self._arena.ledger()),
             host_bytes=self._weights.host_bytes,
             classes=tuple(map(_floor_stats, plan.classes)),
         )
+
+    def kv_bytes(self) -> KVBytes | None:
+        """As `collect`."""
+        return None
 
     def close(self) -> None:
         """As `OffloadManager` says."""
@@ -331,18 +352,6 @@ def _load_of(output: SchedulerOutput) -> StepLoad:
     return StepLoad(output.num_tokens, len(output.scheduled), contexts)
 
 
-def _direction(status: DirectionStatus) -> LinkDirection:
-    queued = status.queued_bytes
-    return LinkDirection(
-        status.p50_bytes_per_s,
-        status.p5_bytes_per_s,
-        queued.get(TransferClass.WEIGHTS, 0),
-        queued.get(TransferClass.KV_LOAD, 0),
-        queued.get(TransferClass.KV_STORE, 0),
-        queued.get(TransferClass.BACKGROUND, 0),
-    )
-
-
 def _floor(plan: ClassPlan) -> ClassFloor:
     return ClassFloor(
         plan.name, plan.is_open, plan.is_best_effort, plan.floor_ttft_s, plan.floor_tpot_s, plan.max_streamed_layers
@@ -357,20 +366,6 @@ def _floor_stats(plan: ClassPlan) -> ClassFloorStats:
         floor_ttft_s=plan.floor_ttft_s,
         floor_tpot_s=plan.floor_tpot_s,
         max_streamed_layers=plan.max_streamed_layers,
-    )
-
-
-def _link_stats(status: LinkStatus, direction: Direction) -> LinkDirectionStats:
-    one = status.of(direction)
-    return LinkDirectionStats(
-        p50_bytes_per_s=one.p50_bytes_per_s,
-        p5_bytes_per_s=one.p5_bytes_per_s,
-        is_derated=one.is_derated,
-        num_drops=one.num_drops,
-        num_bytes={kind.value: totals.num_bytes for kind, totals in one.totals.items()},
-        busy_s={kind.value: totals.busy_s for kind, totals in one.totals.items()},
-        num_late_slices={kind.value: totals.num_late_slices for kind, totals in one.totals.items()},
-        num_failed={kind.value: totals.num_failed for kind, totals in one.totals.items()},
     )
 
 

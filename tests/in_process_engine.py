@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.core import EngineCore
 from engine.kv_cache import KVCache
+from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.messages import AbortChoices, AddGroup, SLORequest, StepOutputs, StepStats, TokenLogprob
 from engine.model_runner import ModelRunner
 from engine.offload_manager import NoOffload, OffloadManager
@@ -17,6 +18,7 @@ from engine.sampling_params import SamplingParams
 from kernels.native.row_sampling import NativeRowSampling
 from kernels.native_library import NativeLibrary
 from scheduler.config import SchedulerConfig
+from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
 from tests.fakes import HandClock
@@ -45,6 +47,8 @@ class InProcessEngine:
         kv_memory: Tensor | None = None,
         make_offload: Callable[[KVCache], OffloadManager] = lambda _: NoOffload(),
         library: NativeLibrary | None = None,
+        gate: LayerGate = OPEN_GATE,
+        tiers: TierConfig = NO_TIERS,
         **scheduler_options: Any,
     ) -> None:
         """`library`: of the kernels that sample; the model's own may be another."""
@@ -58,8 +62,9 @@ class InProcessEngine:
             max_model_len,
             kv_memory,
             None if library is None else NativeRowSampling(library),
+            gate,
         )
-        scheduler = Scheduler(config, SLOClasses(), num_blocks, max_model_len)
+        scheduler = Scheduler(config, SLOClasses(), num_blocks, max_model_len, tiers=tiers)
         self.clock = HandClock(tick_s=1e-4)
         self.core = EngineCore(
             scheduler, self.runner, self.clock, block_size=config.block_size, eos_token_ids=eos_token_ids,

@@ -193,9 +193,9 @@ def _num_steps_before_the_points(model: LoadedModel) -> int:
     seen: list[int] = []
     forward = decoder.forward
 
-    def noted(token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def noted(token_ids: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, gate: LayerGate = OPEN_GATE) -> Tensor:
         seen.append(max(metadata.context_lens))
-        return forward(token_ids, kv_cache, metadata)
+        return forward(token_ids, kv_cache, metadata, gate)
 
     decoder.forward = noted  # type: ignore[method-assign]
     measure_brief(parts, now_s=clock)
