@@ -77,6 +77,13 @@ class GroupStream:
         """Prompt tokens found in the prefix cache so far; final once every prompt of the group started."""
         return 0 if self._admitted is None else self._admitted.num_cached_tokens
 
+    @property
+    def cached_tokens_by_tier(self) -> dict[str, int]:
+        """The same by where they were: "device", "host", "disk"."""
+        admitted = self._admitted
+        host, disk = (admitted.num_host_cached_tokens, admitted.num_disk_cached_tokens) if admitted else (0, 0)
+        return {"device": self.num_cached_tokens - host - disk, "host": host, "disk": disk}
+
     async def __aenter__(self) -> GroupStream:
         return self
 

@@ -85,6 +85,7 @@ class StreamReader:
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
             trace.num_cached_tokens = _count(details.get("cached_tokens"), trace.num_cached_tokens)
+            trace.cached_tokens_by_tier = _counts(details.get("cached_tokens_by_tier"), trace.cached_tokens_by_tier)
         last, self._num_usage_tokens = self._num_usage_tokens, trace.usage_output_tokens or 0
         return self._num_usage_tokens - last
 
@@ -131,3 +132,11 @@ def _num_logprobs(choice: dict[str, Any]) -> int:
 
 def _count(value: object, otherwise: int | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def _counts(value: object, otherwise: dict[str, int] | None) -> dict[str, int] | None:
+    """Counts by name, such as {"host": 32}; what is no count is left out."""
+    if not isinstance(value, dict):
+        return otherwise
+    known = {str(name): _count(count, None) for name, count in value.items()}
+    return {name: count for name, count in known.items() if count is not None}

@@ -93,6 +93,8 @@ class ClassSummary:
     """Served in another class than the one asked for."""
     num_prompt_tokens: int
     num_cached_tokens: int
+    cached_tokens_by_tier: dict[str, int]
+    """Of the cached ones, as far as the server says where they were."""
     num_output_tokens: int
     ttft: Quantiles | None
     tpot: Quantiles | None
@@ -190,6 +192,7 @@ def summarize(
         num_degraded=sum(_is_degraded(trace, default_class) for trace in traces),
         num_prompt_tokens=sum(trace.num_prompt_tokens or 0 for trace in traces),
         num_cached_tokens=sum(trace.num_cached_tokens or 0 for trace in traces),
+        cached_tokens_by_tier=_sum_by_tier(traces),
         num_output_tokens=sum(trace.num_output_tokens for trace in traces),
         ttft=quantiles(value.ttft_s for value in latencies),
         tpot=quantiles(value.tpot_s for value in latencies if value.tpot_s is not None),
@@ -197,6 +200,14 @@ def summarize(
         e2e=quantiles(value.e2e_s for value in latencies),
         send_lag=quantiles(trace.send_lag_s for trace in traces),
     )
+
+
+def _sum_by_tier(traces: Iterable[RequestTrace]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for trace in traces:
+        for tier, num_tokens in (trace.cached_tokens_by_tier or {}).items():
+            totals[tier] = totals.get(tier, 0) + num_tokens
+    return totals
 
 
 def _measure_cut_off(trace: RequestTrace) -> Latencies:

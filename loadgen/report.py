@@ -80,6 +80,7 @@ def _summary_json(summary: ClassSummary) -> dict[str, Any]:
         "degraded": summary.num_degraded,
         "prompt_tokens": summary.num_prompt_tokens,
         "cached_prompt_tokens": summary.num_cached_tokens,
+        "cached_prompt_tokens_by_tier": summary.cached_tokens_by_tier,
         "output_tokens": summary.num_output_tokens,
         "ttft_s": _quantiles_json(summary.ttft),
         "tpot_s": _quantiles_json(summary.tpot),
@@ -128,6 +129,7 @@ def _request_json(trace: RequestTrace, outcome: Outcome, started_s: float) -> di
         "told_targets": dataclasses.asdict(told.targets) if told is not None else None,
         "prompt_tokens": trace.num_prompt_tokens,
         "cached_prompt_tokens": trace.num_cached_tokens,
+        "cached_prompt_tokens_by_tier": trace.cached_tokens_by_tier,
         "output_tokens": trace.num_output_tokens,
     }
 
@@ -172,11 +174,10 @@ def _notes(result: BenchResult) -> list[Text]:
     lag = overall.send_lag
     duration_s = max(run.ended_s - run.started_s, 1e-9)
     goodput = "-" if overall.goodput_per_s is None else f"{overall.goodput_per_s:.2f} requests/s"
-    cached = _percent(overall.num_cached_tokens / overall.num_prompt_tokens if overall.num_prompt_tokens else None)
     notes = [
         Text(
             f"{duration_s:.1f} s, goodput {goodput}, output {overall.num_output_tokens / duration_s:.1f} tokens/s, "
-            f"prompt tokens cached {cached}, degraded {overall.num_degraded}"
+            f"prompt tokens cached {_cached(overall)}, degraded {overall.num_degraded}"
         ),
         Text(
             f"send lag p50 {_ms(lag, 'p50_s')} ms, p99 {_ms(lag, 'p99_s')} ms, max {_ms(lag, 'max_s')} ms "
@@ -190,6 +191,16 @@ def _notes(result: BenchResult) -> list[Text]:
         notes.append(Text("interrupted: what was open was cut off", style="yellow"))
     notes += [Text(f"INVALID RUN: {reason}", style="bold red") for reason in result.invalid_reasons]
     return notes
+
+
+def _cached(summary: ClassSummary) -> str:
+    """Share of the prompt tokens, and of it each tier's where the server tells them apart."""
+    num_prompt_tokens = summary.num_prompt_tokens
+    if not num_prompt_tokens:
+        return _percent(None)
+    tiers = [f"{name} {_percent(n / num_prompt_tokens)}" for name, n in summary.cached_tokens_by_tier.items()]
+    all_tiers = _percent(summary.num_cached_tokens / num_prompt_tokens)
+    return f"{all_tiers} ({', '.join(tiers)})" if tiers else all_tiers
 
 
 def _error_line(error: ErrorCount) -> str:

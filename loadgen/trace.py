@@ -53,6 +53,8 @@ class RequestTrace:
     """As the response reports it: the tier granted."""
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None
+    cached_tokens_by_tier: dict[str, int] | None = None
+    """Where the cached ones were."""
     usage_output_tokens: int | None = None
     """All from the response's usage; None: the server did not say."""
 

@@ -57,6 +57,7 @@ class ChatEndpoint:
             skips_special_tokens=body.skip_special_tokens is not False,
             continues_prompt=body.continues,
             cache_salt=body.cache_salt or "",
+            retention=body.retention,
             streams=bool(body.stream),
             includes_usage=body.includes_usage,
             has_continuous_usage=body.has_continuous_usage,

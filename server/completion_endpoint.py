@@ -60,6 +60,7 @@ class CompletionEndpoint:
             echoed_texts=await self._echo(body, prompts, service) if body.echoes else None,
             num_hidden_tokens=int(is_text and service.tokenizer.adds_bos and body.add_special_tokens is not False),
             cache_salt=body.cache_salt or "",
+            retention=body.retention,
             streams=bool(body.stream),
             includes_usage=body.includes_usage,
             has_continuous_usage=body.has_continuous_usage,

@@ -12,6 +12,8 @@ from engine.messages import Ready, StepOutputs, StepStats
 from scheduler.slo import SLOClasses
 from server.histogram_edges import ERROR_RATIO, OVERHEAD_S, STEP_S
 
+_TIERS = ("device", "host", "disk")
+_RESTORES = ("swap", "recompute", "free")
 _COUNTED = (
     "prompt_tokens_computed",
     "prompt_tokens_cached",
@@ -33,7 +35,7 @@ class EngineMetrics:
     def __init__(self, registry: CollectorRegistry, classes: SLOClasses, model_name: str) -> None:
         self._model_name = model_name
         self._names = classes.names
-        self._last_counts = dict.fromkeys(_COUNTED, 0)
+        self._last_counts: dict[str, int] = {}
         self._last_step_id: int | None = None
         self.admission_margin: float | None = None
         """Of now; None: no promises are made, or there is no engine."""
@@ -91,7 +93,19 @@ class EngineMetrics:
             registry=registry,
         )
         vllm_prompt = alias("prompt_tokens", "Prompt tokens, cached ones included.")
-        preemptions = counter("headrace_preemptions", "Requests that lost their blocks to another one.")
+        tier_hits = Counter(
+            "headrace_kv_tier_hit_tokens",
+            "Prompt tokens found in the prefix cache, by the tier that held their blocks.",
+            ("tier",),
+            registry=registry,
+        )
+        preemptions = Counter(
+            "headrace_preemptions",
+            "Requests that lost their blocks to another one, by what brings these back: swap (stored for that), free "
+            "(stored before) or recompute.",
+            ("restore",),
+            registry=registry,
+        )
         generated = counter("headrace_generation_tokens", "Tokens sampled.")
         wasted = counter(
             "headrace_wasted_tokens", "Tokens sampled and dropped: past a stop string, or of an aborted choice."
@@ -100,11 +114,13 @@ class EngineMetrics:
         hits = counter("headrace_prefix_cache_hits_tokens", "Prompt tokens found there.")
         self._counters: dict[str, tuple[Counter, ...]] = {
             "prompt_tokens_computed": (prompt.labels("compute"), vllm_prompt),
-            "prompt_tokens_cached": (prompt.labels("device_hit"), vllm_prompt),
+            "prompt_tokens_cached": (vllm_prompt,),
+            **{_hit(tier): (prompt.labels(_hit(tier)), tier_hits.labels(tier)) for tier in _TIERS},
             "recomputed_tokens": (prompt.labels("recompute"),),
             "generation_tokens": (generated, alias("generation_tokens", "As headrace_generation_tokens_total.")),
             "wasted_tokens": (wasted,),
-            "num_preemptions": (preemptions, alias("num_preemptions", "As headrace_preemptions_total.")),
+            "num_preemptions": (alias("num_preemptions", "headrace_preemptions_total over all restores."),),
+            **{_preempted(restore): (preemptions.labels(restore),) for restore in _RESTORES},
             "prefix_cache_queries": (queries, alias("prefix_cache_queries", "Tokens looked up.")),
             "prefix_cache_hits": (hits, alias("prefix_cache_hits", "Tokens found.")),
         }
@@ -232,16 +248,16 @@ class EngineMetrics:
         self.admission_margin = margin
 
     def _forget(self) -> None:
-        self._last_counts = dict.fromkeys(_COUNTED, 0)
+        self._last_counts = {}
         self._last_step_id = None
 
     def _add_counts(self, stats: StepStats) -> None:
+        counts = _counts(stats)
         for name, counters in self._counters.items():
-            count: int = getattr(stats, name)
-            last = self._last_counts[name]
-            self._last_counts[name] = count
+            count, last = counts[name], self._last_counts.get(name, 0)
             for counter in counters:
                 counter.inc(count - last if count >= last else count)
+        self._last_counts = counts
 
     def _set_gauges(self, *, num_running: int, waiting: dict[str, int], num_waiting: int, usage: float) -> None:
         for gauge in self._running:
@@ -251,3 +267,21 @@ class EngineMetrics:
         self._vllm_waiting.set(num_waiting)
         for gauge in self._usage:
             gauge.set(usage)
+
+
+def _hit(tier: str) -> str:
+    return f"{tier}_hit"
+
+
+def _preempted(restore: str) -> str:
+    return f"preempted_{restore}"
+
+
+def _counts(stats: StepStats) -> dict[str, int]:
+    """What counts since the engine started; without tiers every hit is on the device, and what left is recomputed."""
+    tiers = stats.kv_tiers
+    hits = {"device": stats.prompt_tokens_cached} if tiers is None else tiers.hit_tokens
+    preemptions = {"recompute": stats.num_preemptions} if tiers is None else tiers.num_preemptions
+    counts: dict[str, int] = {name: getattr(stats, name) for name in _COUNTED}
+    counts |= {_hit(tier): hits.get(tier, 0) for tier in _TIERS}
+    return counts | {_preempted(restore): preemptions.get(restore, 0) for restore in _RESTORES}

@@ -97,9 +97,9 @@ class Exchange(Generic[Body]):
         with service.places.take(slo, endpoint.estimate_tokens(body), service.num_waiting_by_class()) as place:
             plan = await endpoint.plan(body, ready, service)
             check_logprobs(plan)
-            await self._generate(plan, slo, place)
+            await self._generate(plan, slo, place, has_tiers=ready.kv_tiers is not None)
 
-    async def _generate(self, plan: GenerationPlan, slo: SLO, place: QueuePlace) -> None:
+    async def _generate(self, plan: GenerationPlan, slo: SLO, place: QueuePlace, *, has_tiers: bool) -> None:
         service = self._service
         place.set_tokens(plan.num_prompt_tokens)
         record = self._open(slo)
@@ -108,7 +108,7 @@ class Exchange(Generic[Body]):
             admitted = await stream.admission()
             place.admitted()
             record.admitted(admitted, time.monotonic())
-            generation = Generation(stream, plan, service.tokenizer)
+            generation = Generation(stream, plan, service.tokenizer, has_tiers=has_tiers)
             envelope = self._envelope(record)
             writer = self._endpoint.writer(envelope, plan, service)
             await self._sender.send(generation, writer, record, promise_headers(record, service.classes))
@@ -130,6 +130,7 @@ class Exchange(Generic[Body]):
             ),
             arrival_s=self._arrival_s,
             cache_salt=plan.cache_salt,
+            retention=plan.retention,
             tenant=self._tenant,
         )
 

@@ -11,13 +11,19 @@ from server.tokenizer import Tokenizer
 
 
 class Generation:
-    """Reads a `GroupStream`, whose owner aborts what is left when it goes."""
+    """Reads a `GroupStream`, whose owner aborts what is left when it goes.
 
-    def __init__(self, stream: GroupStream, plan: GenerationPlan, tokenizer: Tokenizer) -> None:
+    `has_tiers`: KV blocks are kept on the host or on the disk too, and the usage says where cached tokens were.
+    """
+
+    def __init__(
+        self, stream: GroupStream, plan: GenerationPlan, tokenizer: Tokenizer, *, has_tiers: bool = False
+    ) -> None:
         self.plan = plan
         self.share = LoopShare()
         """Of the event loop; whoever writes the updates goes on with it."""
         self._stream = stream
+        self._has_tiers = has_tiers
         self._choices = [ChoiceText(choice, plan, tokenizer) for choice in range(plan.num_choices)]
         self._num_unfinished = plan.num_choices
 
@@ -58,8 +64,14 @@ class Generation:
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": self._stream.num_cached_tokens},
+            "prompt_tokens_details": self._prompt_details(),
         }
+
+    def _prompt_details(self) -> dict[str, object]:
+        details: dict[str, object] = {"cached_tokens": self._stream.num_cached_tokens}
+        if self._has_tiers:
+            details["cached_tokens_by_tier"] = self._stream.cached_tokens_by_tier
+        return details
 
 
 def _given_up(finish_reason: str) -> ApiError:

@@ -25,6 +25,8 @@ class GenerationPlan:
     num_hidden_tokens: int = 0
     """Leading tokens of each prompt that the tokenizer added: they are not in its text."""
     cache_salt: str = ""
+    retention: int = 1
+    """As `engine.messages.AddGroup`."""
     streams: bool = False
     includes_usage: bool = False
     has_continuous_usage: bool = False

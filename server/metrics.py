@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from engine.messages import ClassFloorStats, Ready, StepOutputs
+from engine.messages import ClassFloorStats, KVTierStats, Ready, StepOutputs
 from scheduler.slo import Outcome, SLOClasses
 from server.engine_metrics import EngineMetrics
 from server.histogram_edges import LOOP_LAG_S
+from server.kv_tier_metrics import KVTierMetrics
 from server.offload_metrics import OffloadMetrics
 from server.request_metrics import RequestMetrics
 from server.request_record import RequestRecord
@@ -49,6 +50,7 @@ class Metrics:
         self._requests = RequestMetrics(self._registry, classes, model_name)
         self._engine = EngineMetrics(self._registry, classes, model_name)
         self._offload = OffloadMetrics(self._registry, classes)
+        self._kv_tiers = KVTierMetrics(self._registry)
         self._handlers = frozenset(handlers)
         self._responses = Counter(
             "headrace_http_responses",
@@ -89,8 +91,11 @@ class Metrics:
         """An engine process, the first or a later one, is ready."""
         self._engine.on_engine_ready(ready)
         self._offload.forget()
+        self._kv_tiers.forget()
         if ready.offload is not None:
             self._offload.observe(ready.offload)
+        if ready.kv_tiers is not None:
+            self._observe_tiers(ready.kv_tiers)
 
     def on_engine_died(self) -> None:
         """The engine process is gone."""
@@ -101,6 +106,12 @@ class Metrics:
         self._engine.on_step(outputs)
         if outputs.stats.offload is not None:
             self._offload.observe(outputs.stats.offload)
+        if outputs.stats.kv_tiers is not None:
+            self._observe_tiers(outputs.stats.kv_tiers)
+
+    def _observe_tiers(self, stats: KVTierStats) -> None:
+        self._kv_tiers.observe(stats)
+        self._offload.observe_kv_host_bytes(stats.num_host_slots * stats.block_bytes)
 
     def observe_http(self, handler: str | None, method: str, status: int) -> None:
         """A response began; `handler` is the matched route's template."""

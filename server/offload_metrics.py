@@ -7,9 +7,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from engine.messages import ClassFloorStats, LinkDirectionStats, OffloadStats
 from scheduler.slo import SLOClasses
 
-_KIND_OF_CLASS = {"weights": "weights", "background": "weights", "kv_load": "kv", "kv_store": "kv"}
-"""What a class of transfers moves. Only weights are promoted in the background."""
+_KINDS_OF_CLASS = {
+    "weights": ("weights", "weights"),
+    "kv_load": ("kv", "kv"),
+    "kv_store": ("kv", "kv"),
+    "background": ("weights", "kv"),
+}
+"""What a class of transfers moves, by direction. In the background weights come back, and KV blocks are stored."""
 _DIRECTIONS = ("h2d", "d2h")
+_KINDS = ("kv", "weights")
 
 
 class OffloadMetrics:
@@ -56,7 +62,7 @@ class OffloadMetrics:
         self._best_effort = gauge("class_best_effort", "1: served, but its targets cannot be met.", "slo_class")
         self._floor = gauge("class_floor_seconds", "The fastest that the memory allows.", "slo_class", "target")
         for direction in _DIRECTIONS:
-            for kind in sorted(set(_KIND_OF_CLASS.values())):
+            for kind in _KINDS:
                 self._bytes.labels(direction, kind)
         for name in self._names:
             self._open.labels(name).set(1)
@@ -86,6 +92,10 @@ class OffloadMetrics:
             self._floor.labels(floor.name, "ttft").set(floor.floor_ttft_s)
             self._floor.labels(floor.name, "tpot").set(floor.floor_tpot_s)
 
+    def observe_kv_host_bytes(self, num_bytes: int) -> None:
+        """Host memory that KV blocks have."""
+        self._host.labels("kv").set(num_bytes)
+
     def _observe_link(self, direction: str, stats: LinkDirectionStats) -> None:
         for counter, values in (
             (self._bytes, stats.num_bytes),
@@ -95,7 +105,8 @@ class OffloadMetrics:
         ):
             for transfer_class, value in values.items():
                 key = (str(counter), direction, transfer_class)
-                counter.labels(direction, _KIND_OF_CLASS[transfer_class]).inc(self._growth(key, value))
+                kind = _KINDS_OF_CLASS[transfer_class][_DIRECTIONS.index(direction)]
+                counter.labels(direction, kind).inc(self._growth(key, value))
         self._drops.labels(direction).inc(self._growth(("drops", direction), stats.num_drops))
         self._bandwidth.labels(direction, "p50").set(stats.p50_bytes_per_s)
         self._bandwidth.labels(direction, "p5").set(stats.p5_bytes_per_s)

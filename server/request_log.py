@@ -9,6 +9,8 @@ written. A line holds:
     arrival_s, admitted_s, finished_s
     ttft_target_s, tpot_target_s        the targets told at admission, or null
     num_prompt_tokens, num_cached_tokens
+    num_host_cached_tokens, num_disk_cached_tokens
+                                        of the cached ones, those that were not on the device
     end, reason                         how it ended, and why where it did not complete
     message                             what a refused or expired one was told, such as the time expected; else null
     choices                             [{"finish_reason": ..., "chunks": [[time, tokens], ...]}, ...]
@@ -75,6 +77,8 @@ def _line(record: RequestRecord, outcome: Outcome) -> dict[str, object]:
         "tpot_target_s": record.tpot_target_s,
         "num_prompt_tokens": record.num_prompt_tokens,
         "num_cached_tokens": record.num_cached_tokens,
+        "num_host_cached_tokens": record.num_host_cached_tokens,
+        "num_disk_cached_tokens": record.num_disk_cached_tokens,
         "end": record.end.value if record.end is not None else None,
         "reason": record.reason,
         "message": record.message,

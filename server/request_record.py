@@ -66,6 +66,11 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     """Set once the prompt is tokenized; over all prompts of the request."""
     num_cached_tokens: int = 0
+    """In all tiers..."""
+    num_host_cached_tokens: int = 0
+    """... of them on the host..."""
+    num_disk_cached_tokens: int = 0
+    """... and on the disk."""
     granted: str | None = None
     """Class it was admitted in; None: never admitted."""
     admitted_s: float | None = None
@@ -100,6 +105,8 @@ class RequestRecord:
         self.admitted_s = now_s
         self.granted = message.granted
         self.num_cached_tokens = message.num_cached_tokens
+        self.num_host_cached_tokens = message.num_host_cached_tokens
+        self.num_disk_cached_tokens = message.num_disk_cached_tokens
         self.ttft_target_s = message.ttft_target_s
         self.tpot_target_s = message.tpot_target_s
         self.is_best_effort = message.is_best_effort

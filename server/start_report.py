@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from engine.messages import AloneStats, OffloadStats, Ready
+from engine.messages import AloneStats, KVTierStats, OffloadStats, Ready
 from scheduler.config import PolicyName
 from scheduler.slo import SLOClass, SLOClasses
 
@@ -24,6 +24,7 @@ def show_start(
             f"{ready.block_size}, "
             f"{tokens:,} tokens; a request may have {ready.max_model_len:,}",
         ),
+        *(() if ready.kv_tiers is None else (("KV tiers", _tiers(ready.kv_tiers, ready.block_size)),)),
         *(() if offload is None else (("streaming", _streaming(offload)),)),
         ("scheduler", f"policy {policy}, admission {ready.admission}{_why_no_promises(ready, policy)}"),
         *(() if ready.alone is None else (("alone", _alone(ready.alone, classes)),)),
@@ -60,6 +61,19 @@ def _streaming(offload: OffloadStats) -> str:
     are_in_time = all(c.is_open and not c.is_best_effort for c in offload.classes)
     hint = "" if are_in_time else "; what to do about classes that are not in time: docs/offload.md"
     return f"{offload.num_streamed_layers} of {offload.num_layers} layers from host memory{hint}"
+
+
+def _tiers(tiers: KVTierStats, block_size: int) -> str:
+    """Where else KV blocks are kept, and what the disk brought along."""
+    host = f"host {_blocks(tiers.num_host_slots, tiers.block_bytes, block_size)}"
+    if not tiers.num_disk_blocks:
+        return host
+    disk = f"disk {_blocks(tiers.num_disk_blocks, tiers.block_bytes, block_size)}"
+    return f"{host}; {disk}, {tiers.num_disk_used:,} blocks found there"
+
+
+def _blocks(num_blocks: int, block_bytes: int, block_size: int) -> str:
+    return f"{_mib(num_blocks * block_bytes)}: {num_blocks:,} blocks, {num_blocks * block_size:,} tokens"
 
 
 def _probed(ready: Ready) -> str:

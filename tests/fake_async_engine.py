@@ -40,6 +40,8 @@ class Script:
     """None: the class asked for."""
     is_best_effort: bool = False
     num_cached_tokens: int = 0
+    num_host_cached_tokens: int = 0
+    num_disk_cached_tokens: int = 0
     refuses: RefusalReason | None = None
     retry_after_s: float | None = None
     admits: bool = True
@@ -148,6 +150,8 @@ class FakeEngine:
             group_id=group.group_id,
             granted=script.granted or group.slo.granted,
             num_cached_tokens=script.num_cached_tokens,
+            num_host_cached_tokens=script.num_host_cached_tokens,
+            num_disk_cached_tokens=script.num_disk_cached_tokens,
             ttft_target_s=group.slo.ttft_s or 3.0,
             tpot_target_s=group.slo.tpot_s or 0.08,
             is_best_effort=script.is_best_effort,

@@ -19,6 +19,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_LOGIT_BIAS_TOKENS = 1024
+USUAL_RETENTION, HIGH_RETENTION = 1, 2
+"""How long a prompt's KV blocks are kept, beside those of other requests."""
 
 Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -145,6 +147,10 @@ class SamplingOptions(UnsupportedFields):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Requests of different salts share no cached prefix."""
+    prompt_cache_key: str | None = None
+    """Its prompt will come again: its KV blocks leave the host and the disk after those of requests without a key."""
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    """"24h" does what a key does; "in_memory" is the default."""
     user: str | None = None
     """Whose request it is, where no API keys are asked for: the users of a class are served equally."""
     safety_identifier: str | None = None
@@ -183,6 +189,12 @@ class SamplingOptions(UnsupportedFields):
         return self.n if self.n is not None else 1
 
     @property
+    def retention(self) -> int:
+        """As `engine.messages.AddGroup`."""
+        is_wanted = bool(self.prompt_cache_key) or self.prompt_cache_retention == "24h"
+        return HIGH_RETENTION if is_wanted else USUAL_RETENTION
+
+    @property
     def includes_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -191,8 +203,17 @@ class SamplingOptions(UnsupportedFields):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
+class TierTokens(BaseModel):
+    device: int
+    host: int
+    disk: int
+
+
 class CachedTokens(BaseModel):
     cached_tokens: int
+    """In all tiers."""
+    cached_tokens_by_tier: TierTokens | None = None
+    """Where they were; absent where KV blocks are kept on the device alone."""
 
 
 class Usage(BaseModel):

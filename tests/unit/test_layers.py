@@ -13,7 +13,13 @@ ALLOWED: dict[str, set[str]] = {
     "loadgen": set(),
 }
 COMPOSITION_ROOT = ROOT / "server" / "cli.py"
-SCHEDULER_VALUE_TYPES = {"scheduler.slo", "scheduler.request", "scheduler.output", "scheduler.config"}
+SCHEDULER_VALUE_TYPES = {
+    "scheduler.slo",
+    "scheduler.request",
+    "scheduler.output",
+    "scheduler.config",
+    "scheduler.kv_transfer",
+}
 OFFLOAD_VALUE_TYPES = {"offload.config"}
 """What the server may know of `offload`: the options that it fills in and hands on."""
 SERVER_ONLY = {

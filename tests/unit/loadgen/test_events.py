@@ -57,6 +57,23 @@ def test_usage_says_the_counts_and_null_usage_says_nothing() -> None:
     assert trace.num_uncached_tokens == 6
 
 
+def test_usage_may_say_where_cached_tokens_were() -> None:
+    by_tier = {"device": 16, "host": 0, "disk": 32}
+    events = [
+        {"choices": [{"text": "a"}], "usage": _usage({"cached_tokens": 48, "cached_tokens_by_tier": by_tier})},
+        {"choices": [], "usage": _usage({"cached_tokens": 48})},
+    ]
+    trace = _feed(*events, "[DONE]")
+    assert (trace.num_cached_tokens, trace.cached_tokens_by_tier) == (48, by_tier), "what was said once stays"
+    nonsense = _feed({"choices": [], "usage": _usage({"cached_tokens_by_tier": {"host": True, "disk": "8", "x": 3}})})
+    assert nonsense.cached_tokens_by_tier == {"x": 3}
+    assert _feed({"choices": [], "usage": _usage({"cached_tokens_by_tier": 7})}).cached_tokens_by_tier is None
+
+
+def _usage(details: dict[str, object]) -> dict[str, object]:
+    return {"prompt_tokens": 64, "completion_tokens": 1, "prompt_tokens_details": details}
+
+
 def test_usage_with_every_chunk_says_how_many_tokens_each_carries() -> None:
     trace = _feed(
         *({"choices": [{"text": "x"}], "usage": {"prompt_tokens": 3, "completion_tokens": n}} for n in (1, 4, 6)),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 
 import pytest
 from rich.console import Console
 
 from loadgen.class_mix import NO_CLASS, parse_class_mix
 from loadgen.config import BenchConfig
-from loadgen.report import print_report
+from loadgen.report import encode_json, print_report
 from loadgen.result import BenchResult, count_errors, make_result
 from loadgen.runner import RunResult
 from loadgen.server_probe import ServerInfo
@@ -97,3 +98,31 @@ def test_the_first_column_of_what_was_late_says_so(times: list[list[float]], tit
 
 def test_nothing_late_has_no_such_column() -> None:
     assert "late:" not in _printed(_result(("a", [0.5]), classes=("a",), server=ServerInfo("m")))
+
+
+def _cached(index: int, num_prompt: int, num_cached: int, by_tier: dict[str, int] | None) -> RequestTrace:
+    trace = _trace(index, "a", [0.5], "a")
+    trace.num_prompt_tokens, trace.num_cached_tokens, trace.cached_tokens_by_tier = num_prompt, num_cached, by_tier
+    return trace
+
+
+def _of(*traces: RequestTrace) -> BenchResult:
+    config = BenchConfig("http://x", classes=("a",), save_requests=True)
+    run = RunResult(traces, 0.0, 2.0, 1.0, interrupted=False)
+    return make_result(config, parse_class_mix(config), ServerInfo("m"), TargetBook({}, {}), run)
+
+
+def test_cached_tokens_are_shown_by_tier_where_the_server_tells_them() -> None:
+    first = _cached(0, 600, 300, {"device": 100, "host": 200, "disk": 0})
+    second = _cached(1, 400, 150, {"device": 0, "host": 50, "disk": 100})
+    result = _of(first, second, _cached(2, 0, 0, None))
+    assert "prompt tokens cached 45.0% (device 10.0%, host 25.0%, disk 10.0%), degraded" in _printed(result)
+    saved = json.loads(encode_json(result))
+    assert saved["overall"]["cached_prompt_tokens_by_tier"] == {"device": 100, "host": 250, "disk": 100}
+    told = [request["cached_prompt_tokens_by_tier"] for request in saved["requests"]]
+    assert told == [first.cached_tokens_by_tier, second.cached_tokens_by_tier, None]
+
+
+def test_a_server_that_does_not_tell_tiers_has_one_share() -> None:
+    assert "prompt tokens cached 25.0%, degraded" in _printed(_of(_cached(0, 400, 100, None)))
+    assert "prompt tokens cached -, degraded" in _printed(_of(_trace(0, "a", [0.5], "a")))

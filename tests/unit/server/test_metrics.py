@@ -84,8 +84,10 @@ def test_all_label_pairs_exist_from_the_start(metrics: Metrics) -> None:
             assert samples[f"headrace_{histogram}_seconds_count", frozenset({("slo_class", name)})] == 0.0
         assert samples["headrace_requests_offered_total", frozenset({("slo_class", name)})] == 0.0
         assert samples["headrace_requests_waiting", frozenset({("slo_class", name)})] == 0.0
-    for source in ("compute", "device_hit", "recompute"):
+    for source in ("compute", "device_hit", "host_hit", "disk_hit", "recompute"):
         assert samples["headrace_prompt_tokens_total", frozenset({("source", source)})] == 0.0
+    for restore in ("swap", "free", "recompute"):
+        assert samples["headrace_preemptions_total", frozenset({("restore", restore)})] == 0.0
 
 
 def test_predicted_steps_are_shown_beside_measured_ones(metrics: Metrics) -> None:
@@ -246,6 +248,8 @@ def test_engine_counters_and_gauges(metrics: Metrics) -> None:
     assert _value(samples, "headrace_kv_cache_blocks", state="cached") == 5.0
     assert _value(samples, "headrace_prompt_tokens_total", source="compute") == 100.0
     assert _value(samples, "headrace_prompt_tokens_total", source="device_hit") == 40.0
+    assert _value(samples, "headrace_kv_tier_hit_tokens_total", tier="device") == 40.0
+    assert _value(samples, "headrace_preemptions_total", restore="recompute") == 1.0
     assert _value(samples, "headrace_prompt_tokens_total", source="recompute") == 7.0
     assert _value(samples, "vllm:prompt_tokens_total", model_name="tiny") == 140.0
     assert _value(samples, "vllm:generation_tokens_total", model_name="tiny") == 9.0

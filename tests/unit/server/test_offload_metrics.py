@@ -88,6 +88,8 @@ def test_one_message_is_shown_as_it_is(metrics: Metrics) -> None:
     metrics.on_step(step(1, offload(h2d=link(num_bytes=1000, busy_s=0.5, late=4, failed=1, drops=2))))
     assert value(metrics, "offload_bytes_total", direction="h2d", kind="weights") == 1007, "copies back are weights too"
     assert value(metrics, "offload_bytes_total", direction="h2d", kind="kv") == 24
+    assert value(metrics, "offload_bytes_total", direction="d2h", kind="weights") == 0
+    assert value(metrics, "offload_bytes_total", direction="d2h", kind="kv") == 31, "blocks stored in the background"
     assert value(metrics, "offload_link_busy_seconds_total", direction="h2d", kind="weights") == 0.5
     assert value(metrics, "offload_late_slices_total", direction="h2d", kind="weights") == 4
     assert value(metrics, "offload_failed_copies_total", direction="h2d", kind="weights") == 1

@@ -22,7 +22,16 @@ def _finished() -> RequestRecord:
     record = RequestRecord("req-1", SLO("batch", "batch", e2e_deadline_s=9.0), 1.0, 2, keeps_chunks=True)
     record.num_prompt_tokens = 12
     record.admitted(
-        GroupAdmitted(group_id="g", granted="batch", num_cached_tokens=4, ttft_target_s=2.0, tpot_target_s=0.1), 1.5
+        GroupAdmitted(
+            group_id="g",
+            granted="batch",
+            num_cached_tokens=8,
+            num_host_cached_tokens=1,
+            num_disk_cached_tokens=3,
+            ttft_target_s=2.0,
+            tpot_target_s=0.1,
+        ),
+        1.5,
     )
     record.token(0, 2.0)
     record.token(0, 2.25, n=3)
@@ -52,7 +61,9 @@ def test_a_line_holds_the_raw_timestamps(tmp_path: Path) -> None:
         "ttft_target_s": 2.0,
         "tpot_target_s": 0.1,
         "num_prompt_tokens": 12,
-        "num_cached_tokens": 4,
+        "num_cached_tokens": 8,
+        "num_host_cached_tokens": 1,
+        "num_disk_cached_tokens": 3,
         "end": "completed",
         "reason": None,
         "message": None,

@@ -12,6 +12,7 @@ from engine.messages import AloneStats, ClassFloorStats, LinkDirectionStats, Off
 from scheduler.config import PolicyName
 from scheduler.slo import SLOClasses
 from server.start_report import show_start
+from tests.tier_records import kv_tiers
 
 READY = Ready(
     max_model_len=64, model_max_len=64, vocab_size=10, eos_token_ids=(1,), block_size=16, num_blocks=100,
@@ -104,3 +105,13 @@ def test_a_class_that_is_late_even_alone_is_named(ttft_s: float, tpot_s: float, 
     text = shown(msgspec.structs.replace(READY, alone=alone))
     assert f"alone     first token of a 1,000-token prompt {end}" in text
     assert "alone" not in shown(READY)
+
+
+def test_tiers_of_kv_blocks_show_their_sizes_and_what_the_disk_brought() -> None:
+    tiers = kv_tiers(num_host_slots=256, num_disk_blocks=4096, num_disk_used=1200, block_bytes=2**18)
+    text = shown(msgspec.structs.replace(READY, kv_tiers=tiers))
+    host, disk = "host 64 MiB: 256 blocks, 4,096 tokens", "disk 1,024 MiB: 4,096 blocks, 65,536 tokens"
+    assert f"KV tiers  {host}; {disk}, 1,200 blocks found there\n" in text
+    text = shown(msgspec.structs.replace(READY, kv_tiers=msgspec.structs.replace(tiers, num_disk_blocks=0)))
+    assert f"KV tiers  {host}\n" in text
+    assert "KV tiers" not in shown(READY)

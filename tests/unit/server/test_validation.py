@@ -68,6 +68,10 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": 3}, "stream_options"),
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": "x" * 1025}, "cache_salt"),
+    ({"prompt_cache_key": 7}, "prompt_cache_key"),
+    ({"prompt_cache_key": ["k"]}, "prompt_cache_key"),
+    ({"prompt_cache_retention": "25h"}, "prompt_cache_retention"),
+    ({"prompt_cache_retention": 24}, "prompt_cache_retention"),
     ({"priority": 2**63}, "priority"),
     ({"user": 7}, "user"),
     ({"safety_identifier": {"id": "a"}}, "safety_identifier"),
@@ -152,6 +156,7 @@ NULLABLE = (
     *("logit_bias", "seed", "n", "stop", "stop_token_ids", "include_stop_str_in_output", "min_tokens", "ignore_eos"),
     *("skip_special_tokens", "spaces_between_special_tokens", "return_token_ids", "stream", "stream_options", "user"),
     *("cache_salt", "priority", "service_tier", "slo", "max_tokens", "logprobs", "metadata", "store"),
+    *("prompt_cache_key", "prompt_cache_retention"),
 )
 ONLY_CHAT_NULLABLE = (
     *("max_completion_tokens", "top_logprobs", "tools", "tool_choice", "functions", "function_call", "response_format"),
@@ -163,7 +168,7 @@ IGNORED = {
     "safety_identifier": "s",
     "metadata": {"a": "b"},
     "store": True,
-    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "x", "ttl": "1h"},
     "verbosity": "low",
     "reasoning_effort": "low",
     "parallel_tool_calls": True,
@@ -231,6 +236,28 @@ def test_fields_that_mean_nothing_here_are_accepted() -> None:
         assert (await h.chat(**IGNORED)).status_code == 200
         empty = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "modalities": ["text"]}
         assert (await h.chat(**empty, stop=[], functions=[])).status_code == 200
+
+    run(body)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_cache_key_or_a_long_retention_keeps_the_prompt_longer(path: str) -> None:
+    """OpenAI's schema gives the key no bounds."""
+
+    async def body(h: Harness) -> None:
+        for given, retention in (
+            ({}, 1),
+            ({"prompt_cache_key": None, "prompt_cache_retention": None}, 1),
+            ({"prompt_cache_key": ""}, 1),
+            ({"prompt_cache_retention": "in_memory"}, 1),
+            ({"prompt_cache_key": "user-7"}, 2),
+            ({"prompt_cache_key": "k" * 100_000}, 2),
+            ({"prompt_cache_retention": "24h"}, 2),
+            ({"prompt_cache_key": "k", "prompt_cache_retention": "in_memory"}, 2),
+        ):
+            assert (await h.client.post(path, json=_base(path) | given)).status_code == 200
+            assert h.engine.groups[-1].retention == retention, given
+            assert h.engine.groups[-1].cache_salt == "", "a key separates nothing"
 
     run(body)
 
