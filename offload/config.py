@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+DEFAULT_DISK_BYTES = 8 * 2**30
 EmulatedId = Literal["a10", "t4", "rtx-4090", "a100-40", "a100-80", "h100", "h200", "gh200"]
 MIN_LINK_GBPS = 0.001
 MAX_LINK_GBPS = 2000.0
 """As fast as a record may say: a larger number is a unit gone wrong."""
+_OF_KV = frozenset({"host_memory_bytes", "disk_path", "disk_bytes"})
+_OF_KV_LINK = frozenset({"link_gbps", "kv_checksum"})
+"""Of use without streamed weights wherever KV blocks leave the device."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +33,11 @@ class OffloadConfig:
     )
     host_memory_bytes: int | None = dataclasses.field(
         default=None,
-        metadata={"help": "Host memory for streamed weights; auto: as much as they need.", "min": 0},
+        metadata={
+            "help": "Host memory for streamed weights and KV blocks together; auto: what the weights need, and for KV "
+            "twice the device's where --device-memory is given, enough for --disk-path otherwise.",
+            "min": 0,
+        },
     )
     host_memory_directory_path: str | None = dataclasses.field(
         default=None,
@@ -37,6 +45,28 @@ class OffloadConfig:
             "help": "Keep streamed weights in a file in this directory instead of in main memory; it ends with the "
             "process.",
             "option": "host-memory-directory",
+        },
+    )
+    disk_path: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Keep KV blocks in files below this directory too; a server that starts again finds them.",
+            "option": "disk-path",
+        },
+    )
+    disk_bytes: int | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": f"Most that KV blocks may take of --disk-path; auto: {DEFAULT_DISK_BYTES // 2**30} GiB.",
+            "min": 1,
+            "option": "disk-size",
+        },
+    )
+    kv_checksum: Literal["sampled", "always"] = dataclasses.field(
+        default="sampled",
+        metadata={
+            "help": "Which KV blocks are compared with their checksums when they come back from host memory: one of "
+            "16, or all. Those that come from the disk always are."
         },
     )
     link_gbps: float | None = dataclasses.field(
@@ -76,13 +106,41 @@ class OffloadConfig:
             raise ValueError(
                 f"link_gbps ({self.link_gbps:g}) and emulate ({self.emulate}) both set the speed of the link; give one"
             )
+        if self.disk_path is None and self.disk_bytes is not None:
+            raise ValueError(f"disk_bytes ({self.disk_bytes}) has no use without a directory; give disk_path")
+        if self.disk_path is not None and self.host_memory_bytes == 0:
+            raise ValueError(
+                f"host_memory_bytes is 0, and blocks on their way to disk_path ({self.disk_path}) pass through host "
+                "memory; give it some, or leave it away"
+            )
         if self.device_memory_bytes is None:
-            for field in dataclasses.fields(self):  # all others say how to stream
-                if (value := getattr(self, field.name)) != field.default:
-                    raise ValueError(
-                        f"{field.name} ({value}) has no use while all weights stay on the device; "
-                        "give device_memory_bytes"
-                    )
+            self._require_use()
+
+    def _require_use(self) -> None:
+        """All weights stay: most of the others say how to stream them."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default or field.name in _OF_KV or (field.name in _OF_KV_LINK and self.wants_kv_tiers):
+                continue
+            what, way_out = "all weights stay on the device", "give device_memory_bytes"
+            if field.name in _OF_KV_LINK:
+                what, way_out = "everything stays on the device", "give device_memory_bytes or host_memory_bytes"
+            raise ValueError(f"{field.name} ({value}) has no use while {what}; {way_out}")
+
+    @property
+    def wants_kv_tiers(self) -> bool:
+        """KV blocks were given a place beside the device: with it they must get one."""
+        return self.disk_path is not None or (self.device_memory_bytes is None and bool(self.host_memory_bytes))
+
+    @property
+    def may_have_kv_tiers(self) -> bool:
+        """They may get a place."""
+        return self.wants_kv_tiers or (self.is_capped and self.host_memory_bytes != 0)
+
+    @property
+    def disk_limit_bytes(self) -> int:
+        """In force where there is a disk."""
+        return DEFAULT_DISK_BYTES if self.disk_bytes is None else self.disk_bytes
 
     @property
     def is_capped(self) -> bool:
