@@ -5,6 +5,7 @@ import pytest
 
 from engine.stats import StatsLine
 from tests.engine_harness import EngineHarness, add_group
+from tests.fake_async_engine import fake_stats
 from tests.tier_records import kv_tiers
 
 
@@ -33,7 +34,7 @@ def test_the_line_tells_how_full_each_tier_is(
     changes: dict[str, object], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="engine.stats")
-    stats = EngineHarness().run(add_group("g", (20, 21, 22), max_tokens=2)).stats
+    stats = fake_stats(1)
     tiers = kv_tiers(num_host_used=3, num_disk_used=5, **changes)
     line = StatsLine(interval_s=10.0)
     line.observe(msgspec.structs.replace(stats, kv_tiers=tiers), 100.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from prometheus_client.core import Metric
@@ -14,6 +16,7 @@ from server.metrics import Metrics
 from tests.fake_async_engine import fake_stats
 from tests.tier_records import kv_tiers
 
+DOCS = Path(__file__).parents[3] / "docs"
 READY = Ready(
     max_model_len=2048, model_max_len=2048, vocab_size=100, eos_token_ids=(0,), block_size=16, num_blocks=100,
     dtype="float32", device="cpu", weights_bytes=1, kv_cache_bytes=1, threads=1, load_s=1.0,
@@ -129,6 +132,14 @@ def test_an_engine_without_tiers_changes_nothing(metrics: Metrics) -> None:
     changed = {name for name in after if after[name] != before.get(name) and name.startswith("headrace_kv_")}
     assert changed == {'headrace_kv_tier_hit_tokens_total{tier="device"}', 'headrace_kv_cache_blocks{state="total"}'}
     assert 'headrace_host_memory_bytes{owner="kv"}' not in after
+
+
+def test_every_name_is_in_the_docs(metrics: Metrics) -> None:
+    docs = "".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
+    names = {family.name for family in _families(metrics) if family.name.startswith("headrace_kv_")}
+    before_tiers = {"headrace_kv_cache_usage_ratio", "headrace_kv_cache_blocks"}
+    assert names > before_tiers
+    assert not [name for name in names - before_tiers if f"`{name}" not in docs]
 
 
 def _families(metrics: Metrics) -> list[Metric]:
