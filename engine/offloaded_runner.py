@@ -17,7 +17,11 @@ from engine.process_config import ProcessConfig
 from engine.profile_run import obtain_record
 from engine.runner_factory import BuiltRunner, ReportProgress, describe_built, load_kernels, max_model_len
 from engine.weights import load_model
+from kernels.block_copy import copy_blocks
+from kernels.native.block_copy import NativeBlockCopy
 from kernels.native.row_sampling import NativeRowSampling
+from kernels.native_library import NativeLibrary
+from offload.available_memory import available_memory_bytes
 from offload.cpu_device import CpuDevice
 from offload.cuda_device import CudaDevice
 from offload.device import Device
@@ -41,7 +45,7 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
     library = load_kernels(engine.kernels, threads, os.environ)
     torch.set_num_threads(threads if library is None else 1)
     dtype = resolve_dtype(engine.dtype)
-    device = choose_device(config.is_restart)
+    device = choose_device(config.is_restart, library)
     setup = OffloadSetup(config.offload, engine, scheduler, config.slo_classes, result.record, dtype, device)
     model = load_model(
         engine.model_path,
@@ -72,13 +76,16 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
     return dataclasses.replace(built, offload=setup.manager(runner.kv_cache), latency=latency)
 
 
-def choose_device(is_restart: bool) -> Device:
+def choose_device(is_restart: bool, library: NativeLibrary | None) -> Device:
     """What the engine computes on: so far a CPU, in whose memory a part plays the accelerator's.
 
     Args:
         is_restart: where it did fit, files in the page cache may hide for a moment that it still does.
+        library: copies blocks over its links; None: a loop does.
     """
-    device = CpuDevice(lambda: None) if is_restart else CpuDevice()
+    copier = copy_blocks if library is None else NativeBlockCopy(library)
+    available = (lambda: None) if is_restart else available_memory_bytes
+    device = CpuDevice(available, copier)
     logger.info("device: %s (%s)", device.kind, device.name)
     if CudaDevice.is_available():
         idle = CudaDevice()

@@ -219,6 +219,11 @@ class NativeLibrary:
             raise MemoryError(f"native {name}: no memory for intermediate results")
         return bool(status == _OK)
 
+    def call_beside(self, arguments: Arguments) -> None:
+        """Run what needs neither threads nor scratch memory, beside an operation of any thread; closed or not."""
+        function = self._functions.get(arguments.OPERATION) or self._bind_beside(type(arguments))
+        function(ctypes.byref(arguments))
+
     def close(self) -> None:
         """End the threads and give the scratch memory back; idempotent. No call may run."""
         if self._context:
@@ -231,13 +236,22 @@ class NativeLibrary:
         return self._context
 
     def _bind(self, arguments_type: type[Arguments]) -> ctypes._NamedFuncPointer:
+        function = self._find(arguments_type)
+        function.restype, function.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)
+        return function
+
+    def _bind_beside(self, arguments_type: type[Arguments]) -> ctypes._NamedFuncPointer:
+        function = self._find(arguments_type)
+        function.restype, function.argtypes = None, (ctypes.c_void_p,)
+        return function
+
+    def _find(self, arguments_type: type[Arguments]) -> ctypes._NamedFuncPointer:
         name = arguments_type.OPERATION
         size_function = getattr(self._library, f"hr_{name}_args_size")
         size_function.restype, size_function.argtypes = ctypes.c_size_t, ()
         expected = size_function()
         assert ctypes.sizeof(arguments_type) == expected, f"{name}: {ctypes.sizeof(arguments_type)} != {expected} bytes"
         function: ctypes._NamedFuncPointer = getattr(self._library, f"hr_{name}")
-        function.restype, function.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)
         self._functions[name] = function
         return function
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
+from kernels.block_copy import BlockCopier, copy_blocks
 from offload.available_memory import available_memory_bytes, total_memory_bytes
 from offload.device import DeviceKind
 from offload.fingerprint import identify_processor
 from offload.host_backing import AnonymousBacking, FileBacking
-from offload.host_link import HostLink
+from offload.host_link import HostLink, copy_slice
 from offload.host_memory import allocate_host
 from offload.host_slabs import HostMemoryKind
 from offload.host_tier import HostTier
@@ -24,12 +26,18 @@ class CpuDevice:
 
     kind = DeviceKind.CPU
 
-    def __init__(self, available_bytes: Callable[[], int | None] = available_memory_bytes) -> None:
+    def __init__(
+        self,
+        available_bytes: Callable[[], int | None] = available_memory_bytes,
+        copy_blocks: BlockCopier = copy_blocks,
+    ) -> None:
         """
         Args:
             available_bytes: main memory that this process may still take; None where nobody says.
+            copy_blocks: how its links copy blocks; `kernels.native.block_copy` does so in one call a slice.
         """
         self._available_bytes = available_bytes
+        self._copy_slice = functools.partial(copy_slice, copy_blocks=copy_blocks)
         self._promised_bytes = 0
         """Of regions, whose pages are taken only when they are written."""
 
@@ -58,7 +66,7 @@ class CpuDevice:
         return region
 
     def open_link(self, config: LinkConfig, caps_bytes_per_s: Mapping[Direction, float]) -> HostLink:
-        return HostLink(config, caps_bytes_per_s)
+        return HostLink(config, caps_bytes_per_s, self._copy_slice)
 
     def open_host_tier(self, limit_bytes: int | None, directory: Path | None = None) -> HostTier:
         """As `Device` says; open it when all regions are allocated."""

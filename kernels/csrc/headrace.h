@@ -412,6 +412,23 @@ typedef struct {
 HR_OPERATIONS(HR_DECLARE)
 #undef HR_DECLARE
 
+// Equal pieces of blocks from one pool to another, piece i from block source_ids[i] to block target_ids[i]: num_bytes of
+// them, back to back, from byte `offset` of the first piece on. No operation of a context: it may run beside one, on any
+// thread, and so does a copier's beside a step. The pools must not overlap.
+typedef struct {
+  const void* source;         // first byte of the piece of block 0
+  void* target;
+  const int64_t* source_ids;  // as many as num_bytes touch
+  const int64_t* target_ids;
+  int64_t source_stride;      // bytes from a block to the next
+  int64_t target_stride;
+  int64_t piece_bytes;        // at least 1
+  int64_t offset;             // 0..piece_bytes-1
+  int64_t num_bytes;
+} hr_copy_blocks_args;
+void hr_copy_blocks(const hr_copy_blocks_args* args);
+size_t hr_copy_blocks_args_size(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.block_copy import BlockPieces, copy_blocks
+from offload.block_transfer import BlockTransfer
 from offload.cpu_device import CpuDevice
 from offload.cuda_device import CudaDevice
 from offload.cuda_link import CudaLink
@@ -95,6 +97,21 @@ def test_a_cpus_link_copies_at_the_emulated_speed(tmp_path: Path) -> None:
     assert isinstance(link, HostLink) and torch.equal(held.slabs[0], target)
     assert device.record_event() is None
     device.synchronize()
+
+
+def test_a_cpus_link_copies_blocks_as_it_is_told() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def copy(pieces: BlockPieces, start: int, end: int) -> None:
+        asked.append((start, end))
+        copy_blocks(pieces, start, end)
+
+    source, target = torch.arange(120, dtype=torch.uint8).view(4, 30), torch.zeros(2, 30, dtype=torch.uint8)
+    load = BlockTransfer(Direction.H2D, TransferClass.KV_LOAD, source, (3, 1), target, (0, 1), 0, 30, math.inf)
+    link = CpuDevice(copy_blocks=copy).open_link(CONFIG, {})
+    link.submit(load).wait(30)
+    link.close()
+    assert asked == [(0, 60)] and torch.equal(target, source[[3, 1]])
 
 
 def test_this_machine_has_as_much_as_it_says() -> None:
