@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Iterator
 
 from offload.link import TransferHandle
 from offload.transfer import TransferClass
 
 _RANK = {name: rank for rank, name in enumerate(TransferClass)}
+_IDLE_KEY = (math.inf, _RANK[TransferClass.BACKGROUND], 0)
+"""Of the first transfer of the last class that nobody waits for."""
 
 
 class QueuedTransfer:
@@ -27,6 +30,11 @@ class QueuedTransfer:
 
     def __lt__(self, other: QueuedTransfer) -> bool:
         return self.key < other.key
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether it is for when nothing else waits; sorts behind everything that is not."""
+        return self.key >= _IDLE_KEY
 
     @property
     def is_taken_whole(self) -> bool:
@@ -54,8 +62,10 @@ class LinkQueue:
     submission; of two equally urgent ones that of the class named first (weights), then the older. The order of two
     transfers never turns, so that they do not delay each other by taking turns.
 
-    KV is never starved: while KV and anything else wait, KV gets `kv_share` of the bytes at least. Credit says how far
-    KV is behind that share; it is bounded, so that neither side makes up for the distant past.
+    KV is never starved: while KV and others wait, KV gets `kv_share` of the bytes at least. Credit says how far KV is
+    behind that share; it is bounded, so that neither side makes up for the distant past. Background work without a
+    deadline is no other: it goes when nothing else waits, so that it delays nobody by more than a slice, and what KV
+    carries beside it is not held against KV.
     """
 
     def __init__(self) -> None:
@@ -93,7 +103,7 @@ class LinkQueue:
         queued = heap[0]
         start = queued.num_taken_bytes
         end = min(start + max_bytes, queued.handle.transfer.num_bytes)
-        if self._kv and self._other:
+        if self._kv and self._other and not self._other[0].is_idle_work:
             self._charge(heap is self._kv, end - start, max_bytes, kv_share)
         queued.num_taken_bytes = end
         queued.num_in_flight += 1

@@ -130,30 +130,50 @@ def test_share_that_kv_does_not_ask_for_is_not_kept_for_it() -> None:
     assert take_all(queue, 0.5) == [weights, store, weights], "nor saved up: weights first, then KV's turn"
 
 
+def test_background_work_costs_kv_nothing_of_its_share_of_later() -> None:
+    queue = LinkQueue()
+    push(queue, BACKGROUND, 100, float("inf"))
+    push(queue, KV_LOAD, 5000, 1e6)
+    for _ in range(20):
+        assert queue.take(SLICE_BYTES, 0.5)
+    weights, load = push(queue, WEIGHTS, 5000, 0.0), next(iter(queue)).handle
+    handles = [taken.queued.handle for _ in range(4) if (taken := queue.take(SLICE_BYTES, 0.5)) is not None]
+    assert handles == [weights, load, weights, load], "KV was alone until now: its turn is the second"
+
+
+def test_background_work_with_a_deadline_waits_as_long_as_that_lets_it() -> None:
+    queue = LinkQueue()
+    back = push(queue, BACKGROUND, 1000, 5.0)  # a layer that returns to the device must start at 4
+    weights = [push(queue, WEIGHTS, 100, deadline_s) for deadline_s in (1.0, 4.0, 4.2, 9.0)]
+    assert take_all(queue) == [*weights[:2], back, *weights[2:]]
+
+
 Step = tuple[TransferClass, int, float] | int
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.sampled_from(TransferClass), st.integers(1, 700), st.sampled_from([0.0, 1.0, 2.0, 1e9])),
-            st.integers(1, 20),
+steps_of_three = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(TransferClass),
+            st.integers(1, 700),
+            st.sampled_from([0.0, 1.0, 2.0, 1e9, float("inf")]),
         ),
-        max_size=60,
+        st.integers(1, 20),
     ),
-    st.sampled_from([0.0, 0.15, 0.5]),
+    max_size=60,
 )
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(steps_of_three, st.sampled_from([0.0, 0.15, 0.5]))
 def test_every_byte_comes_once_in_order_and_kv_gets_its_share(steps: list[Step], kv_share: float) -> None:
     queue = LinkQueue()
     taken_bytes: dict[TransferHandle, int] = {}
-    contended: list[tuple[bool, int]] = []  # while KV and others wait: whether a slice was KV's, and its bytes
+    contended: list[tuple[bool, bool, int]] = []  # while KV and others wait: is it KV's, is KV less urgent, bytes
     for step in steps:
         if isinstance(step, tuple):
             taken_bytes[push(queue, *step)] = 0
             continue
         for _ in range(step):
-            waiting = [queued.handle.transfer.transfer_class.is_kv for queued in queue]
+            waiting = [handle for handle, num_taken in taken_bytes.items() if num_taken < handle.transfer.num_bytes]
             taken = queue.take(SLICE_BYTES, kv_share)
             queue.check()
             if taken is None:
@@ -162,18 +182,50 @@ def test_every_byte_comes_once_in_order_and_kv_gets_its_share(steps: list[Step],
             handle = taken.queued.handle
             assert taken.start == taken_bytes[handle], "slices of a transfer come in order, without gaps"
             taken_bytes[handle] = taken.end
-            if any(waiting) and not all(waiting):
-                contended.append((handle.transfer.transfer_class.is_kv, taken.num_bytes))
+            kv = [other for other in waiting if is_kv(other)]
+            others = [other for other in waiting if not is_kv(other) and not is_idle_work(other)]
+            if is_idle_work(handle):
+                assert not kv and not others, "background work started while somebody waited"
+            else:
+                assert latest_start(handle) == min(map(latest_start, kv if is_kv(handle) else others))
+            if kv and others:
+                is_less_urgent = min(map(latest_start, others)) < min(map(latest_start, kv))
+                contended.append((is_kv(handle), is_less_urgent, taken.num_bytes))
+                assert is_kv(handle) or is_less_urgent, "more urgent KV is not held up"
     _assert_share(contended, kv_share)
     assert sum(queue.queued_bytes.values()) == sum(
         handle.transfer.num_bytes - num_taken for handle, num_taken in taken_bytes.items()
     )
 
 
-def _assert_share(contended: list[tuple[bool, int]], kv_share: float) -> None:
-    """In every stretch of contention KV has its share, but for the slice before it and that within."""
+def is_kv(handle: TransferHandle) -> bool:
+    return handle.transfer.transfer_class in (KV_LOAD, KV_STORE)
+
+
+def is_idle_work(handle: TransferHandle) -> bool:
+    return handle.transfer.transfer_class is BACKGROUND and handle.transfer.deadline_s == float("inf")
+
+
+def latest_start(handle: TransferHandle) -> tuple[float, int]:
+    """Of equally late ones the class named first."""
+    transfer = handle.transfer
+    start_s = transfer.deadline_s - transfer.num_bytes / BYTES_PER_S
+    return start_s, list(TransferClass).index(transfer.transfer_class)
+
+
+def _assert_share(contended: list[tuple[bool, bool, int]], kv_share: float) -> None:
+    """In every stretch of contention KV has its share, but for the slice before it and that within.
+
+    And less urgent KV has no more: beyond its share by the slice that ends its turn, and what is saved up for it.
+    """
     balance = highest = 0.0  # bytes of KV beyond its share, and the most there was of them
-    for is_kv, num_bytes in contended:
-        balance += (1 - kv_share) * num_bytes if is_kv else -kv_share * num_bytes
+    out_of_turn = lowest = 0.0  # the same of KV that others are more urgent than, and the least there was
+    for is_of_kv, is_less_urgent, num_bytes in contended:
+        change = (1 - kv_share) * num_bytes if is_of_kv else -kv_share * num_bytes
+        balance += change
         highest = max(highest, balance)
         assert balance >= highest - (1 + kv_share) * SLICE_BYTES - 1e-6, contended
+        if is_less_urgent:
+            out_of_turn += change
+        lowest = min(lowest, out_of_turn)
+        assert out_of_turn <= lowest + (2 - kv_share) * SLICE_BYTES + 1e-6, contended
