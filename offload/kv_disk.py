@@ -1,0 +1,267 @@
+"""Blocks of KV as files, one each, in a directory that outlives the server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from offload.block_files import BlockFiles
+from offload.errors import OffloadError
+from offload.io_speed import IoSpeed
+from offload.kv_directory import TEMPORARY_SUFFIX, ForeignBlocks, block_path, find_blocks
+from offload.kv_directory_lock import DirectoryLock, DirectoryLockedError
+from offload.kv_file import HEADER_BYTES, KVFileError, KVFileFormat, checksum
+from offload.kv_fingerprint import KVFingerprint
+from offload.kv_request import MoveOutcome
+
+FOLDER = "headrace-kv"
+"""Below `--disk-path`."""
+MANIFEST = "manifest.json"
+_PROBE = "probe"
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class DiskTierError(OffloadError):
+    """The directory cannot be used; names it, what is wrong and the way out."""
+
+
+class DiskTier:
+    """`<path>/headrace-kv/<fingerprint>/<2 digits>/<hash>.kv`.
+
+    Who asks decides what is kept: nothing is evicted here while the server runs, but what other fingerprints left goes
+    when the room is needed. `read` is for one thread, `write` and `delete` for one other.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: KVFingerprint,
+        block_bytes: int,
+        limit_bytes: int,
+        files: BlockFiles | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Lock the directory, see what it holds, and try it with one block.
+
+        Args:
+            limit_bytes: of all blocks below `path` together (`--disk-size`).
+
+        Raises:
+            DiskTierError: it is in use, cannot be written, or has no room for one block.
+        """
+        self._format = KVFileFormat(fingerprint.digest, block_bytes)
+        self._files = files or BlockFiles()
+        self._clock = clock
+        self.directory = path / FOLDER / fingerprint.digest
+        self.reads = IoSpeed()
+        self.writes = IoSpeed()
+        self._limit_bytes = limit_bytes
+        _require_size(limit_bytes, self._format)
+        self._lock = self._take_lock(path)
+        try:
+            self._open(path, fingerprint)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def block_bytes(self) -> int:
+        return self._format.block_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """How many files there may be, by the limit and by what the disk had free at the start."""
+        return self._num_blocks
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Of the blocks that were there at the start, the longest unused first."""
+        return self._recovered
+
+    def write(
+        self, block_hash: bytes, block: memoryview, block_checksum: int, claim: Callable[[], bool] = lambda: True
+    ) -> MoveOutcome:
+        """Make or replace the file of a block, of bytes that nobody changes meanwhile.
+
+        The file appears under its name with all of its bytes or not at all.
+
+        Args:
+            claim: asked when it is there; False: it is not wanted any more and is removed again.
+        """
+        if block_hash not in self._held and len(self._held) >= self._num_blocks:
+            return MoveOutcome.FULL
+        path = block_path(self.directory, block_hash)
+        header = self._format.header(block_hash, block_checksum)
+        self._make_room()
+        started_s = self._clock()
+        try:
+            self._write_file(path, header, block)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                return MoveOutcome.FAILED
+            return self._write_once_more(path, block_hash, header, block, claim)
+        self.writes.add(self._format.file_bytes, self._clock() - started_s)
+        return self._keep(block_hash, claim)
+
+    def read(self, block_hash: bytes, into: memoryview) -> tuple[MoveOutcome, int]:
+        """Fill `into` with a block; how that ended, and its checksum. Unless it is DONE, `into` is undefined."""
+        header = bytearray(HEADER_BYTES)
+        started_s = self._clock()
+        try:
+            if not self._files.read(block_path(self.directory, block_hash), header, into):
+                return MoveOutcome.CORRUPT, 0
+            found = self._format.verify(header, into, block_hash)
+        except FileNotFoundError:
+            return MoveOutcome.ABSENT, 0
+        except OSError:
+            return MoveOutcome.FAILED, 0
+        except KVFileError:
+            return MoveOutcome.CORRUPT, 0
+        self.reads.add(self._format.file_bytes, self._clock() - started_s)
+        return MoveOutcome.DONE, found
+
+    def delete(self, block_hash: bytes) -> MoveOutcome:
+        """Remove the file of a block; DONE where there is none."""
+        try:
+            self._files.remove(block_path(self.directory, block_hash))
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return MoveOutcome.FAILED
+        self._held.discard(block_hash)
+        return MoveOutcome.DONE
+
+    def close(self) -> None:
+        """Let others use the directory; idempotent. The blocks stay."""
+        self._lock.release()
+
+    def check(self) -> None:
+        """Assert, while nothing is written, that the files are those that were kept, and within the limit."""
+        found = {block.block_hash for block in find_blocks(self.directory, self._format.file_bytes)}
+        assert found <= self._held, "a file that nobody knows of"
+        assert len(self._held) <= self._num_blocks
+
+    def _take_lock(self, path: Path) -> DirectoryLock:
+        try:
+            self._files.make_directory(self.directory)
+            return DirectoryLock(self.directory)
+        except DirectoryLockedError as error:
+            raise DiskTierError(
+                f"--disk-path {path}: {error}, which serves the same model with the same settings; "
+                "give each server a --disk-path of its own"
+            ) from error
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+    def _open(self, path: Path, fingerprint: KVFingerprint) -> None:
+        try:
+            self._keep_manifest(fingerprint)
+            found = find_blocks(self.directory, self._format.file_bytes)
+            self._foreign = ForeignBlocks(self.directory.parent, self.directory)
+            self._num_blocks = self._capacity(len(found))
+            for block in found[: max(0, len(found) - self._num_blocks)]:
+                self._files.remove(block.path)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        self._recovered = tuple(block.block_hash for block in found[-self._num_blocks :]) if self._num_blocks else ()
+        self._held = set(self._recovered)
+        if self._num_blocks < 1:
+            raise DiskTierError(
+                f"--disk-path {path} has {self._files.free_bytes(path):,} bytes free, one KV block needs "
+                f"{self._format.disk_bytes:,}; free some, or give another path"
+            )
+        self._probe(path)
+
+    def _keep_manifest(self, fingerprint: KVFingerprint) -> None:
+        """Blocks beside another manifest are of somebody else, whatever the folder's name says."""
+        manifest = self.directory / MANIFEST
+        with contextlib.suppress(FileNotFoundError):
+            if manifest.read_text(encoding="utf-8", errors="replace") != fingerprint.manifest:
+                for block in find_blocks(self.directory, self._format.file_bytes):
+                    self._files.remove(block.path)
+        manifest.write_text(fingerprint.manifest, encoding="utf-8")
+
+    def _capacity(self, num_found: int) -> int:
+        """Blocks that may lie on the disk, those that are there and the room of foreign ones included."""
+        can_be_had = self._files.free_bytes(self.directory) + self._foreign.num_bytes
+        return min(self._limit_bytes // self._format.disk_bytes, num_found + can_be_had // self._format.disk_bytes)
+
+    def _probe(self, path: Path) -> None:
+        """Write and read a block: whether that works is known before requests come, and how fast about."""
+        probe = self.directory / _PROBE
+        block = memoryview(bytearray(self.block_bytes))
+        header = bytearray(self._format.header(b"", checksum(block)))
+        if len(self._held) < self._num_blocks:
+            self._make_room()
+        try:
+            started_s = self._clock()
+            self._files.write(probe, bytes(header), block)
+            written_s = self._clock()
+            is_whole = self._files.read(probe, header, block)
+            read_s = self._clock()
+            self._files.remove(probe)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+            raise _unusable(path, error) from error
+        if not is_whole:
+            raise DiskTierError(f"--disk-path {path} does not give back what was written to it; give another path")
+        self.writes.add(self._format.file_bytes, written_s - started_s, is_counted=False)
+        self.reads.add(self._format.file_bytes, read_s - written_s, is_counted=False)
+
+    def _make_room(self) -> None:
+        """Foreign blocks go before the limit of all is passed."""
+        used = (len(self._held) + 1) * self._format.disk_bytes + self._foreign.num_bytes
+        if used > self._limit_bytes and self._foreign.num_bytes:
+            self._foreign.make_room(used - self._limit_bytes)
+
+    def _write_file(self, path: Path, header: bytes, block: memoryview) -> None:
+        temporary = path.with_suffix(TEMPORARY_SUFFIX)
+        try:
+            try:
+                self._files.write(temporary, header, block)
+            except FileNotFoundError:
+                self._files.make_directory(path.parent)
+                self._files.write(temporary, header, block)
+            self._files.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._files.remove(temporary)
+            raise
+
+    def _write_once_more(
+        self, path: Path, block_hash: bytes, header: bytes, block: memoryview, claim: Callable[[], bool]
+    ) -> MoveOutcome:
+        """The disk is full: foreign blocks may make room."""
+        if not self._foreign.make_room(self._format.disk_bytes):
+            return MoveOutcome.FULL
+        try:
+            self._write_file(path, header, block)
+        except OSError as error:
+            return MoveOutcome.FULL if error.errno in _NO_SPACE else MoveOutcome.FAILED
+        return self._keep(block_hash, claim)
+
+    def _keep(self, block_hash: bytes, claim: Callable[[], bool]) -> MoveOutcome:
+        self._held.add(block_hash)
+        if claim():
+            return MoveOutcome.DONE
+        self.delete(block_hash)
+        return MoveOutcome.FAILED
+
+
+def _require_size(limit_bytes: int, form: KVFileFormat) -> None:
+    if limit_bytes < form.disk_bytes:
+        raise DiskTierError(
+            f"--disk-size is {limit_bytes:,} bytes, one KV block needs {form.disk_bytes:,}; raise it, or leave "
+            "--disk-path away"
+        )
+
+
+def _unusable(path: Path, error: OSError) -> DiskTierError:
+    return DiskTierError(
+        f"--disk-path {path} cannot be used: {error.strerror or error}; give a directory that can be written, "
+        "or leave it away"
+    )
