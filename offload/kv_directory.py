@@ -31,19 +31,19 @@ def block_path(directory: Path, block_hash: bytes) -> Path:
     return directory / name[:2] / f"{name}{SUFFIX}"
 
 
-def find_blocks(directory: Path, file_bytes: int) -> list[FoundBlock]:
-    """The longest unused first. What was being written when a process ended, and what is no block, is removed."""
-    found = []
+def find_blocks(directory: Path, file_bytes: int) -> tuple[list[FoundBlock], list[Path]]:
+    """Blocks, the longest unused first, and what is none: left by a process that ended as it wrote, or damaged."""
+    found, strays = [], []
     for entry in _files(directory):
         path = Path(entry.path)
-        with contextlib.suppress(OSError):  # it is gone, or nobody may touch it: no block in any case
+        with contextlib.suppress(FileNotFoundError):
             block_hash = _hash_of(path)
             status = entry.stat(follow_symlinks=False)
             if block_hash is None or status.st_size != file_bytes:
-                path.unlink()
+                strays.append(path)
             else:
                 found.append(FoundBlock(status.st_mtime, block_hash, path))
-    return sorted(found, key=lambda block: (block.used_s, block.block_hash))
+    return sorted(found, key=lambda block: (block.used_s, block.block_hash)), strays
 
 
 def _hash_of(path: Path) -> bytes | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from offload.block_files import BlockFiles
 from offload.errors import OffloadError
 from offload.io_speed import IoSpeed
-from offload.kv_directory import TEMPORARY_SUFFIX, ForeignBlocks, block_path, find_blocks
+from offload.kv_directory import TEMPORARY_SUFFIX, ForeignBlocks, FoundBlock, block_path, find_blocks
 from offload.kv_directory_lock import DirectoryLock, DirectoryLockedError
 from offload.kv_file import HEADER_BYTES, KVFileError, KVFileFormat, checksum
 from offload.kv_fingerprint import KVFingerprint
@@ -115,6 +115,7 @@ class DiskTier:
                 return MoveOutcome.CORRUPT, 0
             found = self._format.verify(header, into, block_hash)
         except FileNotFoundError:
+            self._held.discard(block_hash)  # its room is free; one step under the interpreter's lock
             return MoveOutcome.ABSENT, 0
         except OSError:
             return MoveOutcome.FAILED, 0
@@ -140,8 +141,9 @@ class DiskTier:
 
     def check(self) -> None:
         """Assert, while nothing is written, that the files are those that were kept, and within the limit."""
-        found = {block.block_hash for block in find_blocks(self.directory, self._format.file_bytes)}
-        assert found <= self._held, "a file that nobody knows of"
+        found, strays = find_blocks(self.directory, self._format.file_bytes)
+        assert not strays, strays
+        assert {block.block_hash for block in found} <= self._held, "a file that nobody knows of"
         assert len(self._held) <= self._num_blocks
 
     def _take_lock(self, path: Path) -> DirectoryLock:
@@ -159,29 +161,28 @@ class DiskTier:
     def _open(self, path: Path, fingerprint: KVFingerprint) -> None:
         try:
             self._keep_manifest(fingerprint)
-            found = find_blocks(self.directory, self._format.file_bytes)
+            found, strays = find_blocks(self.directory, self._format.file_bytes)
+            for stray in strays:
+                self._files.remove(stray)
             self._foreign = ForeignBlocks(self.directory.parent, self.directory)
             self._num_blocks = self._capacity(len(found))
-            for block in found[: max(0, len(found) - self._num_blocks)]:
-                self._files.remove(block.path)
+            while len(found) > self._num_blocks:
+                self._files.remove(found.pop(0).path)
+            self._held = {block.block_hash for block in found}
+            self._probe(path, found)
         except OSError as error:
             raise _unusable(path, error) from error
-        self._recovered = tuple(block.block_hash for block in found[-self._num_blocks :]) if self._num_blocks else ()
+        self._recovered = tuple(block.block_hash for block in found)
         self._held = set(self._recovered)
-        if self._num_blocks < 1:
-            raise DiskTierError(
-                f"--disk-path {path} has {self._files.free_bytes(path):,} bytes free, one KV block needs "
-                f"{self._format.disk_bytes:,}; free some, or give another path"
-            )
-        self._probe(path)
 
     def _keep_manifest(self, fingerprint: KVFingerprint) -> None:
         """Blocks beside another manifest are of somebody else, whatever the folder's name says."""
         manifest = self.directory / MANIFEST
         with contextlib.suppress(FileNotFoundError):
             if manifest.read_text(encoding="utf-8", errors="replace") != fingerprint.manifest:
-                for block in find_blocks(self.directory, self._format.file_bytes):
-                    self._files.remove(block.path)
+                found, strays = find_blocks(self.directory, self._format.file_bytes)
+                for stray in (*strays, *(block.path for block in found)):
+                    self._files.remove(stray)
         manifest.write_text(fingerprint.manifest, encoding="utf-8")
 
     def _capacity(self, num_found: int) -> int:
@@ -189,28 +190,49 @@ class DiskTier:
         can_be_had = self._files.free_bytes(self.directory) + self._foreign.num_bytes
         return min(self._limit_bytes // self._format.disk_bytes, num_found + can_be_had // self._format.disk_bytes)
 
-    def _probe(self, path: Path) -> None:
-        """Write and read a block: whether that works is known before requests come, and how fast about."""
+    def _probe(self, path: Path, found: list[FoundBlock]) -> None:
+        """Write and read a block: whether that works is known before requests come, and how fast about.
+
+        On a disk that is full the oldest of the blocks that were found give way.
+
+        Raises:
+            DiskTierError: there is no room for one block, or it does not come back.
+            OSError: as the system says.
+        """
+        if self._num_blocks < 1:
+            raise DiskTierError(
+                f"--disk-path {path} has {self._files.free_bytes(self.directory):,} bytes free, one KV block needs "
+                f"{self._format.disk_bytes:,}; free some, or give another path"
+            )
+        self._make_room()
+        while True:
+            try:
+                is_whole = self._try_block()
+                break
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not found:
+                    raise
+                self._files.remove(found.pop(0).path)
+        if not is_whole:
+            raise DiskTierError(f"--disk-path {path} does not give back what was written to it; give another path")
+
+    def _try_block(self) -> bool:
+        """Whether a block comes back as it was written."""
         probe = self.directory / _PROBE
         block = memoryview(bytearray(self.block_bytes))
         header = bytearray(self._format.header(b"", checksum(block)))
-        if len(self._held) < self._num_blocks:
-            self._make_room()
+        started_s = self._clock()
         try:
-            started_s = self._clock()
             self._files.write(probe, bytes(header), block)
             written_s = self._clock()
             is_whole = self._files.read(probe, header, block)
             read_s = self._clock()
-            self._files.remove(probe)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                probe.unlink()
-            raise _unusable(path, error) from error
-        if not is_whole:
-            raise DiskTierError(f"--disk-path {path} does not give back what was written to it; give another path")
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(probe)
         self.writes.add(self._format.file_bytes, written_s - started_s, is_counted=False)
         self.reads.add(self._format.file_bytes, read_s - written_s, is_counted=False)
+        return is_whole
 
     def _make_room(self) -> None:
         """Foreign blocks go before the limit of all is passed."""

@@ -73,9 +73,9 @@ class IoLanes(Protocol):
 class IoThreads:
     """Three lanes, and a thread that gives up what takes longer than `timeout_s` on the disk.
 
-    What was given up is reported FAILED although the thread is still in it; so is all that waits behind it and all that
-    comes before the thread has returned. Its late end changes nothing: it works on buffers of its own and asks before
-    it touches others'.
+    What was given up is reported FAILED although the thread is still in it; so is all that waits for the disk then, and
+    all that comes before the thread has returned. Its late end changes nothing: it works on buffers of its own and asks
+    before it touches others'.
     """
 
     def __init__(self, timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,7 +99,7 @@ class IoThreads:
         """Queue it; one for a lane that hangs, or after the end, has failed when this returns."""
         state = self._lanes[lane]
         with self._lock:
-            is_refused = state.is_hung or self._is_closed
+            is_refused = self._is_closed or state.is_hung or (lane in DISK_LANES and self._is_disk_hung())
             if is_refused:
                 operation.is_ended = True
             else:
@@ -114,10 +114,11 @@ class IoThreads:
         with self._lock:
             return len(self._lanes[lane].queue)
 
-    def is_hung(self, lane: Lane) -> bool:
-        """Whether its thread has not returned from an operation that was given up."""
+    @property
+    def is_disk_hung(self) -> bool:
+        """Whether a thread has not returned from an operation that was given up."""
         with self._lock:
-            return self._lanes[lane].is_hung
+            return self._is_disk_hung()
 
     def close(self) -> None:
         """End the threads; idempotent. What waits fails; what the disk does not end within a second is given up."""
@@ -153,7 +154,9 @@ class IoThreads:
         except BaseException as error:  # noqa: BLE001 - the outermost of a thread: who waits must not wait for ever
             with self._lock:
                 self._death = error
-                given_up = _give_up(state)
+                given_up = [*filter(None, [state.running]), *_take_queue(state)]
+                state.running = None
+                state.give_up_s = float("inf")
                 state.is_hung = True
             _fail(given_up)
 
@@ -180,6 +183,9 @@ class IoThreads:
                 self._watched.notify()
             return operation
 
+    def _is_disk_hung(self) -> bool:
+        return any(self._lanes[lane].is_hung for lane in DISK_LANES)
+
     def _claim(self, operation: IoOperation) -> bool:
         with self._lock:
             if operation.is_ended:
@@ -195,7 +201,9 @@ class IoThreads:
                 now_s = self._clock()
                 hung = [state for state in self._lanes.values() if state.give_up_s <= now_s]
                 given_up = [operation for state in hung for operation in _give_up(state)]
-                if not given_up:
+                if given_up:
+                    given_up += [operation for lane in DISK_LANES for operation in _take_queue(self._lanes[lane])]
+                else:
                     next_s = min(state.give_up_s for state in self._lanes.values())
                     self._is_watching = next_s < float("inf")
                     self._watched.wait(next_s - now_s if self._is_watching else None)

@@ -18,6 +18,9 @@ from offload.kv_request import BlockMove, MoveOutcome, MovePurpose
 from offload.link import Link, LinkError, TransferHandle
 from offload.transfer import Direction, StreamEvent, TransferClass
 
+SEAL_BYTES = 16 * 1024**2
+"""Of a store, summed up at a time: about a millisecond that a load's verification may have to wait."""
+
 
 class _Load:
     """A load: which of its blocks are copied, and its parts."""
@@ -230,11 +233,15 @@ class KVLinkMoves:
         if handle.failed is not None:
             self._settle_all(move, MoveOutcome.FAILED)
             return
-        run = functools.partial(self._seal, move)
-        self._lanes.submit(Lane.SUM, IoOperation(run, functools.partial(self._settle_all, move), (1, move.deadline_s)))
+        step = max(1, SEAL_BYTES // self._pool.block_bytes)
+        for first in range(0, len(move.host_slots), step):
+            positions = range(first, min(first + step, len(move.host_slots)))
+            run = functools.partial(self._seal, [move.host_slots[position] for position in positions])
+            end = functools.partial(self._moves.settle, move, positions)
+            self._lanes.submit(Lane.SUM, IoOperation(run, end, (1, move.deadline_s)))
 
-    def _seal(self, move: BlockMove, _claim: Callable[[], bool]) -> MoveOutcome:  # the move holds the slots
-        for slot in move.host_slots:
+    def _seal(self, slots: Sequence[int], _claim: Callable[[], bool]) -> MoveOutcome:  # the move holds the slots
+        for slot in slots:
             self._pool.seal(slot)
         return MoveOutcome.DONE
 

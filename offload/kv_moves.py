@@ -65,14 +65,6 @@ class KVMoves:
             self._change.notify_all()
         self._on_done()
 
-    def open_positions(self, move: BlockMove) -> list[int]:
-        """Of its blocks that have not ended."""
-        with self._lock:
-            entry = self._open.get(move.transfer_id)
-            if entry is None or entry[0] is not move:
-                return []
-            return [position for position, outcome in enumerate(entry[1]) if outcome is None]
-
     def collect(self) -> list[MoveResult]:
         """Those that have ended since the last call, in the order of their end."""
         with self._lock:

@@ -67,6 +67,7 @@ class KVOffload:
             raise ValueError(f"check_share is {check_share}; it is a share, from 0 to 1")
         parts = part_ranges(block_bytes, num_layers, num_load_parts)
         self._link = link
+        self._device_blocks = device_blocks
         self._pool = host_pool
         self._disk = disk
         self._moves = KVMoves(on_done)
@@ -77,6 +78,7 @@ class KVOffload:
         self._on_disk = None if disk is None else KVDiskMoves(disk, host_pool, self._lanes, self._moves)
         self._is_closed = False
 
+    @property
     def has_results(self) -> bool:
         """Whether `collect` would give something."""
         return self._moves.has_results
@@ -89,6 +91,9 @@ class KVOffload:
         """
         if self._is_closed and moves:
             raise ValueError("the KV offload is closed; it moves no more blocks")
+        for move in moves:
+            _require_places(move, "device block", move.device_blocks, len(self._device_blocks))
+            _require_places(move, "host slot", move.host_slots, self._pool.num_slots)
         for move in moves:
             self._moves.open(move)
         self._over_link.begin_stores([move for move in moves if move.kind is MoveKind.STORE])
@@ -160,3 +165,11 @@ class KVOffload:
         """Assert that books and threads are as they should be."""
         self._moves.check()
         self._lanes.check()
+
+
+def _require_places(move: BlockMove, name: str, places: Sequence[int], num_places: int) -> None:
+    for place in places:
+        if not 0 <= place < num_places:
+            raise ValueError(f"{move.kind} {move.transfer_id} names {name} {place}; there are 0 to {num_places - 1}")
+    if len(set(places)) != len(places):
+        raise ValueError(f"{move.kind} {move.transfer_id} names a {name} twice: {places}; each block has its own")
