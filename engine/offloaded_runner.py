@@ -9,22 +9,18 @@ import os
 import torch
 
 from engine.compute_share import offload_threads
+from engine.device_choice import choose_device
 from engine.dtype import resolve_dtype
+from engine.kv_tier_setup import KVRegion, check_kv_tier_options, open_kv_tiers_beside, with_tiers
 from engine.latency_fit import fit_latency, streamed_layer_bytes
+from engine.layers.layer_gate import OPEN_GATE
 from engine.model_runner import ModelRunner
 from engine.offload_setup import OffloadSetup
 from engine.process_config import ProcessConfig
 from engine.profile_run import obtain_record
 from engine.runner_factory import BuiltRunner, ReportProgress, describe_built, load_kernels, max_model_len
 from engine.weights import load_model
-from kernels.block_copy import copy_blocks
-from kernels.native.block_copy import NativeBlockCopy
 from kernels.native.row_sampling import NativeRowSampling
-from kernels.native_library import NativeLibrary
-from offload.available_memory import available_memory_bytes
-from offload.cpu_device import CpuDevice
-from offload.cuda_device import CudaDevice
-from offload.device import Device
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +34,7 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
         OffloadError: the link or the record failed.
     """
     engine, scheduler = config.engine, config.scheduler
+    check_kv_tier_options(config)
     result = obtain_record(engine, scheduler, report)
     logger.info("performance record: %s%s", result.path, "" if result.is_fresh else " (measured before)")
     threads = offload_threads(engine.threads)
@@ -67,30 +64,13 @@ def build_offloaded_runner(config: ProcessConfig, report: ReportProgress) -> Bui
         engine.max_model_len_tokens, model.config.max_position_tokens, placed.plan.max_model_len, "--device-memory"
     )
     report("making the KV cache", 0.0)
+    region = KVRegion(model.config, model.dtype, num_blocks, scheduler.block_size, placed.weights.kv_memory)
+    tiers = open_kv_tiers_beside(config, region, limit, library, device, placed)
     runner = ModelRunner(
         model, num_blocks, scheduler.block_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens, limit,
-        placed.weights.kv_memory, None if library is None else NativeRowSampling(library),
+        region.memory, None if library is None else NativeRowSampling(library),
+        OPEN_GATE if tiers is None else tiers.gate,
     )  # fmt: skip
     built = describe_built(config, model, runner, num_blocks, limit, threads)
     latency = fit_latency(result.record, streamed_layer_bytes(placed.plan)) if engine.predict_steps else None
-    return dataclasses.replace(built, offload=setup.manager(runner.kv_cache), latency=latency)
-
-
-def choose_device(is_restart: bool, library: NativeLibrary | None) -> Device:
-    """What the engine computes on: so far a CPU, in whose memory a part plays the accelerator's.
-
-    Args:
-        is_restart: where it did fit, files in the page cache may hide for a moment that it still does.
-        library: copies blocks over its links; None: a loop does.
-    """
-    copier = copy_blocks if library is None else NativeBlockCopy(library)
-    available = (lambda: None) if is_restart else available_memory_bytes
-    device = CpuDevice(available, copier)
-    logger.info("device: %s (%s)", device.kind, device.name)
-    if CudaDevice.is_available():
-        idle = CudaDevice()
-        logger.warning(
-            "%s with %.1f GB of memory is not used: the models of this version compute on a CPU",
-            idle.name, idle.total_bytes() / 1e9,
-        )  # fmt: skip
-    return device
+    return with_tiers(dataclasses.replace(built, offload=setup.manager(runner.kv_cache), latency=latency), tiers)

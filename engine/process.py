@@ -14,6 +14,7 @@ from engine.clock import MonotonicClock
 from engine.core import EngineCore
 from engine.errors import EngineError, EngineStartError, EventLogError
 from engine.event_log import EventLog, Header
+from engine.kv_bytes import KVBytes
 from engine.loop import EngineLoop
 from engine.messages import AddGroup, Fatal, Progress, Ready, SLORequest
 from engine.parent_watch import ParentWatch
@@ -23,10 +24,12 @@ from engine.runner import Clock
 from engine.runner_factory import BuiltRunner, RunnerFactory
 from engine.sampling_params import SamplingParams
 from engine.sockets import EngineSockets
+from engine.stats import kv_tier_stats
 from offload.available_memory import available_memory_bytes
 from offload.errors import OffloadError
 from scheduler.latency_model import LatencyModel
 from scheduler.scheduler import Scheduler
+from scheduler.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +98,7 @@ def _run(
         gc.freeze()
         built.offload.call_on_results(sockets.wake)
         longest_step_s = prefill_s_per_token * config.scheduler.max_num_batched_tokens
-        margin = scheduler.stats().promises.margin
-        sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s, margin))
+        sockets.send(_ready(config, built, clock.now_s() - started_s, longest_step_s, scheduler.stats()))
         EngineLoop(core, sockets, clock, parent).run()
 
 
@@ -215,9 +217,10 @@ def _open_event_log(path: Path, header: Header, is_restart: bool) -> EventLog | 
 
 
 def _ready(
-    config: ProcessConfig, built: BuiltRunner, load_s: float, longest_step_s: float, margin: float | None
+    config: ProcessConfig, built: BuiltRunner, load_s: float, longest_step_s: float, stats: SchedulerStats
 ) -> Ready:
     offload, alone = built.offload.stats(), None
+    kv_bytes = built.offload.kv_bytes() or KVBytes()
     if built.latency is not None and offload is None:
         alone = predict_alone(LatencyModel(built.latency), config.scheduler, built.max_model_len)
     return Ready(
@@ -237,7 +240,8 @@ def _ready(
         step_s_by_threads=dict(built.step_s_by_threads),
         load_s=load_s,
         longest_step_s=longest_step_s,
-        promise_margin=margin,
+        promise_margin=stats.promises.margin,
+        kv_tiers=None if stats.tiers is None else kv_tier_stats(stats.tiers, kv_bytes),
         alone=alone,
     )
 

@@ -161,12 +161,15 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
     import torch
 
     from engine.brief_profiler import ServingParts
+    from engine.kv_tier_setup import check_kv_tier_options, open_kv_tiers, with_tiers
+    from engine.layers.layer_gate import OPEN_GATE
     from engine.model_runner import ModelRunner
     from engine.serving_latency import find_or_measure_latency
     from engine.weights import load_model
     from kernels.native.row_sampling import NativeRowSampling
 
     engine, scheduler = config.engine, config.scheduler
+    check_kv_tier_options(config)
     fixed = fixed_threads(engine.threads, os.environ)
     threads = available_processors().compute_threads if fixed is None else fixed
     report("loading kernels", 0.0)
@@ -187,6 +190,9 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         model, library, step_s_by_threads = settle_threads(model, library)
     num_blocks, limit = serving_limits(config, model.config)
     report("making the KV cache", 0.0)
+    region = tiers = None
+    if config.offload.wants_kv_tiers:
+        region, tiers = open_kv_tiers(config, model.config, model.dtype, num_blocks, limit, library)
     sampling = None if library is None else NativeRowSampling(library)
     runner = ModelRunner(
         model,
@@ -195,7 +201,9 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         limit,
+        kv_memory=None if region is None else region.memory,
         sampling=sampling,
+        gate=OPEN_GATE if tiers is None else tiers.gate,
     )
     num_threads = threads if library is None else library.num_threads
     latency = None
@@ -203,7 +211,7 @@ def build_model_runner(config: ProcessConfig, report: ReportProgress) -> BuiltRu
         parts = ServingParts(model, runner.kv_cache, sampling, scheduler, limit)
         latency = find_or_measure_latency(engine, parts, library, num_threads, report)
     built = describe_built(config, model, runner, num_blocks, limit, num_threads)
-    return dataclasses.replace(built, latency=latency, step_s_by_threads=step_s_by_threads)
+    return with_tiers(dataclasses.replace(built, latency=latency, step_s_by_threads=step_s_by_threads), tiers)
 
 
 def describe_built(
