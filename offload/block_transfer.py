@@ -65,8 +65,8 @@ class BlockTransfer:
         pieces = []
         for index, offset, num_bytes in spans(self.piece_bytes, start, end):
             first = self.first_byte + offset
-            target, source = self.target[self.target_ids[index]], self.source[self.source_ids[index]]
-            pieces.append((target[first : first + num_bytes], source[first : first + num_bytes]))
+            part = slice(first, first + num_bytes)
+            pieces.append((self.target[self.target_ids[index], part], self.source[self.source_ids[index], part]))
         return pieces
 
     def copy(self, start: int, end: int, copy_blocks: BlockCopier) -> None:

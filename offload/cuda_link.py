@@ -101,6 +101,7 @@ class _Flight:
     bounce: Tensor | None
     is_coupled: bool
     error: BaseException | None = None
+    is_given: bool = False  # its end is recorded, and must be waited for
 
 
 class CudaLink(ThreadedLink):
@@ -195,7 +196,7 @@ class CudaLink(ThreadedLink):
         oldest = self._next_to_end()
         if oldest is None:
             return True
-        if oldest.error is None:
+        if oldest.is_given:
             self._await_slice(oldest)
         with self._lock:
             handle = self._end_slice(oldest)
@@ -258,9 +259,12 @@ class CudaLink(ThreadedLink):
             flight.end = self._cuda.Event(enable_timing=True, blocking=True)
             with self._cuda.stream(stream):
                 flight.begin.record(stream)
-                for target, source in pieces:
-                    self._copy(target, source)
-                flight.end.record(stream)
+                try:
+                    for target, source in pieces:
+                        self._copy(target, source)
+                finally:  # pieces before one that raises are on their way
+                    flight.end.record(stream)
+                    flight.is_given = True
         except COPY_ERRORS as error:
             flight.error = error
             return
@@ -280,26 +284,26 @@ class CudaLink(ThreadedLink):
     def _next_to_end(self) -> _Flight | None:
         """Of the oldest slice of each direction one that has ended, else the first that was given to a stream."""
         oldest = [flights[0] for flights in self._flights.values() if flights]
-        ended = (flight for flight in oldest if flight.error is not None or self._has_ended(flight))
+        ended = (flight for flight in oldest if not flight.is_given or self._has_ended(flight))
         return next(ended, oldest[0] if oldest else None)
 
     def _has_ended(self, flight: _Flight) -> bool:
         try:
             return bool(flight.end.query())
         except COPY_ERRORS as error:
-            flight.error = error
+            flight.error = flight.error or error
             return True
 
     def _await_slice(self, flight: _Flight) -> None:
         try:
             flight.end.synchronize()
             transfer = flight.taken.queued.handle.transfer
-            if flight.bounce is not None and transfer.direction is Direction.D2H:
+            if flight.error is None and flight.bounce is not None and transfer.direction is Direction.D2H:
                 targets = transfer.pieces(flight.taken.start, flight.taken.end)
                 for (target, _), part in zip(targets, _parts(flight.bounce, targets), strict=True):
                     _move(target, part)
         except COPY_ERRORS as error:
-            flight.error = error
+            flight.error = flight.error or error
 
     def _end_slice(self, flight: _Flight) -> TransferHandle | None:
         direction = flight.taken.queued.handle.transfer.direction

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from offload.block_transfer import BlockTransfer
 from offload.cuda_link import CudaLink
 from offload.link_config import LinkConfig
 from offload.transfer import Direction, Transfer, TransferClass
@@ -44,6 +45,34 @@ def test_bytes_arrive_there_and_back(link: CudaLink, pinned: bool, num_bytes: in
     link.submit(Transfer(Direction.H2D, TransferClass.WEIGHTS, source, there, 0.0)).wait(WAIT_S)
     link.submit(Transfer(Direction.D2H, TransferClass.KV_STORE, there, back, 0.0)).wait(WAIT_S)
     assert torch.equal(source, back)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("piece_bytes", [24 * 1024, MIB])
+def test_parts_of_blocks_arrive_there_and_back(
+    link: CudaLink, pinned: bool, piece_bytes: int, record_property: Callable[..., None]
+) -> None:
+    pool = host(64 * MIB, pinned).view(64, MIB)
+    there = torch.zeros(80, MIB, dtype=torch.uint8, device="cuda")
+    back = host(64 * MIB, pinned, seed=1).view(64, MIB)
+    device_ids = tuple(torch.randperm(80, generator=torch.Generator().manual_seed(2))[:60].tolist())
+    slots = tuple(range(63, 3, -1))
+    expected = back.clone()
+    torch.cuda.synchronize()
+    for first_byte in range(0, MIB - piece_bytes + 1, piece_bytes):
+        part = slice(first_byte, first_byte + piece_bytes)
+        load = BlockTransfer(
+            Direction.H2D, TransferClass.KV_LOAD, pool, slots, there, device_ids, first_byte, piece_bytes, 0.0
+        )
+        store = BlockTransfer(
+            Direction.D2H, TransferClass.KV_STORE, there, device_ids, back, slots, first_byte, piece_bytes, 0.0
+        )
+        link.submit(load).wait(WAIT_S)
+        link.submit(store).wait(WAIT_S)
+        expected[4:, part] = pool[4:, part]
+    assert torch.equal(back, expected)
+    totals = link.snapshot().h2d.totals[TransferClass.KV_LOAD]
+    record_property("load_bytes_per_s", totals.num_bytes / totals.busy_s)
 
 
 def test_stream_that_was_ordered_sees_the_bytes_and_a_refill_waits_for_it(link: CudaLink) -> None:

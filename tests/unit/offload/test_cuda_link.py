@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from offload.block_transfer import BlockTransfer
 from offload.cuda_link import CudaLink
 from offload.link import LinkError
 from offload.link_book import MIN_SLICE_BYTES
@@ -28,7 +29,7 @@ class Rig:
         self.pinned = True
         self.num_bounces = 0
         self.copy_error: Exception | None = None
-        self.copy_error_after: int | None = None  # that many slices, none fails
+        self.copy_error_after: int | None = None  # that many copies, the next one fails
         self.link = CudaLink(
             LinkConfig(1e9, 1e9),
             CPU,
@@ -177,6 +178,38 @@ def test_failed_transfer_is_not_done_while_a_slice_of_it_is_on_its_way(rig: Rig)
         handle.wait(WAIT_S)
     assert handle.transfer.target[:MIN_SLICE_BYTES].all(), "its first slice ended before it did"
     rig.copy_error = None
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pieces_before_one_that_raises_have_arrived_when_their_transfer_fails(
+    rig: Rig, direction: Direction, pinned: bool
+) -> None:
+    rig.pinned = pinned
+    rig.cuda.is_held = True
+    rig.copy_error_after = 2
+    source, target = torch.randint(1, 256, (4, 500), dtype=torch.uint8), torch.zeros(4, 500, dtype=torch.uint8)
+    ids = (0, 1, 2, 3)
+    blocks = BlockTransfer(direction, TransferClass.KV_LOAD, source, ids, target, ids[::-1], 0, 500, float("inf"))
+    at_its_end: list[Tensor] = []
+    handle = rig.link.submit(blocks, lambda _: at_its_end.append(target.clone()))
+    with rig.cuda.changed:
+        while rig.copy_error is None:
+            rig.cuda.changed.wait(0.01)
+    assert not handle.is_done and not target.any(), "the stream still writes into two of its blocks"
+    rig.copy_error = None
+    other = rig.link.submit(rig.transfer(1, direction))
+    rig.cuda.let_run()
+    with pytest.raises(LinkError, match="second slice"):
+        handle.wait(WAIT_S)
+    assert torch.equal(at_its_end[0], target) and not target[:2].any()
+    if pinned or direction is Direction.H2D:
+        assert torch.equal(target[2:], source[:2].flip(0))
+    other.wait(WAIT_S)
+    assert torch.equal(other.transfer.target, other.transfer.source)
+    target.fill_(7)
+    rig.link.drain()
+    assert (target == 7).all(), "nobody writes into what has been given back"
 
 
 def test_first_of_two_errors_is_the_one_that_is_told(rig: Rig) -> None:
