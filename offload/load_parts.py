@@ -13,7 +13,8 @@ def first_layers(num_layers: int, num_parts: int) -> tuple[int, ...]:
     """
     if not 1 <= num_parts <= num_layers:
         raise ValueError(f"{num_layers} layers in {num_parts} parts; each part needs a layer, and there must be one")
-    return tuple(-(-num_layers * part // num_parts) for part in range(num_parts))
+    size, num_larger = divmod(num_layers, num_parts)
+    return tuple(part * size + min(part, num_larger) for part in range(num_parts))
 
 
 def part_ranges(block_bytes: int, num_layers: int, num_parts: int) -> tuple[tuple[int, int], ...]:
