@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from offload.block_transfer import BlockTransfer
 from offload.link import LinkError
 from offload.link_book import MIN_SLICE_BYTES
 from offload.transfer import Direction, Transfer, TransferClass
@@ -16,6 +17,9 @@ from tests.fake_link import POISON, FakeLink
 SPEED = MIN_SLICE_BYTES * 100.0
 SIZES = [0, 1, 1000, 300_000, MIN_SLICE_BYTES, MIN_SLICE_BYTES + 1, 1_500_000]
 SOURCES = torch.randint(0, POISON, (max(SIZES),), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+BLOCKS = SOURCES[: 4 * 300_000].view(4, 300_000)
 
 
 class LinkMachine(RuleBasedStateMachine):
@@ -44,11 +48,25 @@ class LinkMachine(RuleBasedStateMachine):
     )
     def submit(self, size, direction, transfer_class, slack_s):
         target = torch.zeros(size, dtype=torch.uint8)
-        deadline_s = self.link.now_s() + slack_s
-        transfer = Transfer(direction, transfer_class, SOURCES[:size], target, deadline_s)
+        self._submit(Transfer(direction, transfer_class, SOURCES[:size], target, self.link.now_s() + slack_s))
+
+    @precondition(lambda self: not self.is_over and len(self.handles) < 30)
+    @rule(
+        ids=st.lists(st.sampled_from(range(4)), max_size=4, unique=True),
+        part=st.sampled_from([(0, 300_000), (1000, 299_000), (7, 1)]),
+        direction=st.sampled_from(Direction),
+        transfer_class=st.sampled_from(TransferClass),
+        slack_s=st.sampled_from([0.0, 0.05, float("inf")]),
+    )
+    def submit_blocks(self, ids, part, direction, transfer_class, slack_s):
+        target, deadline_s = torch.zeros_like(BLOCKS), self.link.now_s() + slack_s
+        ids = tuple(ids)
+        self._submit(BlockTransfer(direction, transfer_class, BLOCKS, ids, target, ids[::-1], *part, deadline_s))
+
+    def _submit(self, transfer):
         handle = self.link.submit(transfer, lambda ended: self.told.update({ended: self.told.get(ended, 0) + 1}))
         self.handles.append(handle)
-        assert handle.is_done == (size == 0)
+        assert handle.is_done == (transfer.num_bytes == 0)
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 0.1]))
     def advance(self, seconds):
@@ -133,9 +151,18 @@ class LinkMachine(RuleBasedStateMachine):
         for handle in self.handles:
             transfer = handle.transfer
             if handle.is_done and handle.failed is None:
-                assert torch.equal(transfer.target, transfer.source)
+                assert torch.equal(transfer.target, self._expected(transfer))
             elif handle.is_done:
                 assert handle in self.failing or self.is_over
+
+    @staticmethod
+    def _expected(transfer):
+        if isinstance(transfer, Transfer):
+            return transfer.source
+        rows = torch.zeros_like(BLOCKS)
+        part = slice(transfer.first_byte, transfer.first_byte + transfer.piece_bytes)
+        rows[list(transfer.target_ids), part] = BLOCKS[list(transfer.source_ids), part]
+        return rows
 
     @invariant()
     def what_is_counted_is_what_arrived(self):
