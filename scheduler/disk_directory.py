@@ -13,9 +13,9 @@ from scheduler.request import BlockHash
 from scheduler.retention import NUM_PRIORITIES, PROMPT_PRIORITY, PriorityLru, RetentionOrder
 
 MAX_ENTRY_FAILURES = 2
-"""Reads of one entry, or deletions, that fail before it is given up."""
+"""Reads of one entry in a row that fail before it is given up."""
 REST_S = 30.0
-"""How long an entry is left alone after a failed read."""
+"""How long an entry is left alone after a failed read or deletion."""
 MAX_DELETIONS = 64
 """Begun in one call."""
 
@@ -50,9 +50,9 @@ class DiskBlock:
     priority: int
     state: DiskState
     num_failures: int = 0
-    """Reads in a row that failed; once it is to be deleted, deletions."""
+    """Reads in a row that failed."""
     rests_until_s: float = 0.0
-    """Not read before."""
+    """Neither read nor deleted before."""
 
 
 class DiskDirectory:
@@ -61,7 +61,9 @@ class DiskDirectory:
     def __init__(self, num_blocks: int, hashes: Sequence[BlockHash]) -> None:
         self.room = DiskRoom(num_blocks)
         self._blocks: dict[BlockHash, DiskBlock] = {}
+        self._now_s = 0.0
         self._due: deque[BlockHash] = deque()
+        self._stuck: deque[BlockHash] = deque()  # due, but a deletion failed; the first to be tried again first
         self._num_deleting = 0
         self._num_readable = 0
         self._order: RetentionOrder = PriorityLru(NUM_PRIORITIES, max(1, num_blocks * DECAY_POOLS))
@@ -86,7 +88,7 @@ class DiskDirectory:
 
     @property
     def num_going(self) -> int:
-        """Blocks whose room will be free."""
+        """Blocks whose room will be free soon: without those whose file could not be deleted."""
         return len(self._due) + self._num_deleting
 
     @property
@@ -96,8 +98,14 @@ class DiskDirectory:
 
     @property
     def num_due(self) -> int:
-        """Deletions that have not begun."""
+        """Deletions that may begin."""
         return len(self._due)
+
+    def observe(self, now_s: float) -> None:
+        """Time has passed: deletions that failed long ago are due again."""
+        self._now_s = max(self._now_s, now_s)
+        while self._stuck and self._now_s >= self._blocks[self._stuck[0]].rests_until_s:
+            self._due.append(self._stuck.popleft())
 
     def get(self, block_hash: BlockHash) -> DiskBlock | None:
         """The block if it takes room, in whatever state."""
@@ -119,10 +127,10 @@ class DiskDirectory:
             raise InvalidDiskTransition(f"block {block_hash.hex()} is {found}, it must be {state.value}")
         return block
 
-    def is_readable(self, block_hash: BlockHash, now_s: float) -> bool:
+    def is_readable(self, block_hash: BlockHash) -> bool:
         """Whether a read may begin."""
         block = self._blocks.get(block_hash)
-        return block is not None and block.state is DiskState.READY and now_s >= block.rests_until_s
+        return block is not None and block.state is DiskState.READY and self._now_s >= block.rests_until_s
 
     def touch(self, block: DiskBlock, block_hash: BlockHash, priority: int) -> None:
         """The block was used, wherever it was found; its priority may rise and never falls."""
@@ -142,14 +150,14 @@ class DiskDirectory:
         block.num_failures = 0
         self._settle(block_hash, block)
 
-    def fail_read(self, block_hash: BlockHash, now_s: float) -> None:
+    def fail_read(self, block_hash: BlockHash) -> None:
         """It could not be read: left alone for a while the first time, given up the second."""
         block = self.block(block_hash, DiskState.READING)
         block.num_failures += 1
         if block.num_failures >= MAX_ENTRY_FAILURES:
             self._condemn(block_hash, block)
         else:
-            block.rests_until_s = now_s + REST_S
+            block.rests_until_s = self._now_s + REST_S
             self._settle(block_hash, block)
 
     def condemn(self, block_hash: BlockHash, state: DiskState) -> None:
@@ -184,17 +192,15 @@ class DiskDirectory:
         return hashes
 
     def end_delete(self, block_hash: BlockHash, is_gone: bool) -> None:
-        """The file is gone, or it could not be deleted: tried once more, then it keeps its room for ever."""
+        """The file is gone, or it could not be deleted: it keeps its room, and is tried again after a while."""
         block = self.block(block_hash, DiskState.DELETING)
         self._num_deleting -= 1
-        block.num_failures += not is_gone
-        if is_gone or block.num_failures >= MAX_ENTRY_FAILURES:
+        if is_gone:
             self._move(block_hash, block, DiskState.GONE)
-            if not is_gone:
-                self.room.shrink_by_one()
         else:
             self._move(block_hash, block, DiskState.DUE)
-            self._due.append(block_hash)
+            block.rests_until_s = self._now_s + REST_S
+            self._stuck.append(block_hash)
 
     def _settle(self, block_hash: BlockHash, block: DiskBlock) -> None:
         self._move(block_hash, block, DiskState.READY)
@@ -202,7 +208,6 @@ class DiskDirectory:
 
     def _condemn(self, block_hash: BlockHash, block: DiskBlock) -> None:
         self._move(block_hash, block, DiskState.DUE)
-        block.num_failures = 0
         self._due.append(block_hash)
 
     def _move(self, block_hash: BlockHash, block: DiskBlock, state: DiskState) -> None:
@@ -218,7 +223,7 @@ class DiskDirectory:
         self._order.check()
         self.room.check()
         states = {block_hash: block.state for block_hash, block in self._blocks.items()}
-        assert sorted(self._due) == sorted(h for h, state in states.items() if state is DiskState.DUE)
+        assert sorted([*self._due, *self._stuck]) == sorted(h for h, state in states.items() if state is DiskState.DUE)
         assert self._num_deleting == sum(state is DiskState.DELETING for state in states.values())
         assert self._num_readable == sum(map(_is_readable, states.values()))
         for block_hash, state in states.items():

@@ -71,10 +71,6 @@ class DiskRoom:
             return -(-num_kept // BATCH_SHARE)
         return 0
 
-    def shrink_by_one(self) -> None:
-        """A file that cannot be deleted keeps its room."""
-        self.capacity = max(0, self.capacity - 1)
-
     def check(self) -> None:
         """Assert that a trial is under way exactly in its state."""
         assert (self._trial is not None) == (self.state is RoomState.TRYING) and self.capacity >= 0

@@ -88,6 +88,7 @@ class TierDirectory:
 
     @property
     def num_deletions_due(self) -> int:
+        """Blocks that `take_deletions` would begin with, once the disk is on."""
         return self._disk.num_due
 
     @property
@@ -110,6 +111,7 @@ class TierDirectory:
         self._now_s = max(self._now_s, now_s)
         self._host_breaker.observe(now_s)
         self._disk_breaker.observe(now_s)
+        self._disk.observe(now_s)
 
     def presence(self, block_hash: BlockHash) -> Presence:
         """Where the block can be had from. A block that is being stored, or is lost, cannot be had yet."""
@@ -120,9 +122,14 @@ class TierDirectory:
             if block.is_readable:
                 return Presence.HOST
             return Presence.COMING if block.state is HostState.RESERVED else Presence.ABSENT
-        if self._disk.is_readable(block_hash, self._now_s) and self._disk_breaker.may_begin:
+        if self._disk.is_readable(block_hash) and self._disk_breaker.may_begin:
             return Presence.DISK
         return Presence.ABSENT
+
+    def is_known(self, block_hash: BlockHash) -> bool:
+        """Whether the host has the block, or is about to: storing it again is of no use."""
+        block = self._host.get(block_hash)
+        return block is not None and block.state is not HostState.LOST
 
     def host_slot(self, block_hash: BlockHash) -> int:
         """The slot of a block that can be loaded.
@@ -221,7 +228,7 @@ class TierDirectory:
         elif outcome is BlockOutcome.ABSENT:
             self._disk.forget(block_hash, DiskState.READING)
         else:
-            self._disk.fail_read(block_hash, self._now_s)
+            self._disk.fail_read(block_hash)
         self._host.drop(block_hash)
 
     def next_writes(self, max_blocks: int) -> list[tuple[BlockHash, int]]:
@@ -270,7 +277,7 @@ class TierDirectory:
         return hashes
 
     def end_delete(self, block_hash: BlockHash, outcome: BlockOutcome) -> None:
-        """The deletion ended: with DONE or ABSENT the room is free."""
+        """The deletion ended: with DONE or ABSENT the room is free. A file that stays is tried again after a while."""
         self._disk.block(block_hash, DiskState.DELETING)
         self._end(self._disk_breaker, TransferKind.DELETE, block_hash, outcome)
         self._disk.end_delete(block_hash, outcome in (BlockOutcome.DONE, BlockOutcome.ABSENT))

@@ -31,7 +31,7 @@ class HostBlock:
 @dataclasses.dataclass
 class DiskBlock:
     priority: int
-    state: str  # "writing", "idle", "reading", "due" or "deleting"
+    state: str  # "writing", "idle", "reading", "due", "stuck" or "deleting"
     num_failures: int = 0
     rests_until: float = 0.0
     used_at: tuple[int, int] = (0, 0)
@@ -90,6 +90,13 @@ class TierModel:
         while len(self.idle_on_disk()) > self.capacity:
             self.evict_from_disk()
 
+    def observe(self, now):
+        self.now = now
+        stuck = [h for h, entry in self.disk.items() if entry.state == "stuck" and now >= entry.rests_until]
+        for block_hash in sorted(stuck, key=lambda h: self.disk[h].used_at[1]):
+            self.disk[block_hash].state = "due"
+            self.due.append(block_hash)
+
     def next_serial(self):
         self.serial += 1
         return self.serial
@@ -135,7 +142,8 @@ class TierModel:
             if block_hash in self.disk:
                 entry = self.disk[block_hash]
                 entry.priority = max(entry.priority, priority)
-                entry.used_at = self.disk_time()
+                if entry.state == "idle":
+                    entry.used_at = self.disk_time()
             if block_hash in self.host:
                 block = self.host[block_hash]
                 block.priority = max(block.priority, priority)
@@ -186,7 +194,6 @@ class TierModel:
 
     def condemn(self, block_hash):
         self.disk[block_hash].state = "due"
-        self.disk[block_hash].num_failures = 0
         self.due.append(block_hash)
 
     def begin_store(self, block_hash, priority):
@@ -325,9 +332,5 @@ class TierModel:
         entry = self.disk[block_hash]
         if outcome in (DONE, ABSENT):
             del self.disk[block_hash]
-        elif entry.num_failures == 0:
-            entry.state, entry.num_failures = "due", 1
-            self.due.append(block_hash)
         else:
-            del self.disk[block_hash]
-            self.capacity = max(0, self.capacity - 1)
+            entry.state, entry.rests_until, entry.used_at = "stuck", self.now + 30.0, self.disk_time()

@@ -34,7 +34,7 @@ class TierPair:
         return [block_hash for block_hash in self.hashes if self.model.presence(block_hash) == presence]
 
     def observe(self, seconds: float) -> None:
-        self.model.now += seconds
+        self.model.observe(self.model.now + seconds)
         self.directory.observe(self.model.now)
 
     def touch(self, prefix: Sequence[BlockHash], priority: int) -> None:
@@ -138,6 +138,7 @@ class TierPair:
         self.seen[f"host {'on' if model.host_breaker.is_on else 'off'}"] += 1
         self.seen[f"disk {'on' if model.disk_breaker.is_on else 'off'}"] += 1
         self.seen["lost while written"] += any(b.is_lost and b.is_written for b in model.host.values())
+        self.seen["stuck file"] += any(entry.state == "stuck" for entry in model.disk.values())
         self.seen["several loads"] += any(b.loads > 1 for b in model.host.values())
         self.seen["disk trial"] += model.disk_breaker.trial is not None
         self.seen["host trial"] += model.host_breaker.trial is not None

@@ -117,7 +117,7 @@ def test_long_random_lives_agree_with_the_model() -> None:
     assert not missing, "a way to end that no life took"
     assert {f"room {state}" for state in ("open", "paused", "trying", "closed")} <= seen.keys()
     assert {f"{tier} {word}" for tier in ("host", "disk") for word in ("on", "off", "trial")} <= seen.keys()
-    assert {"lost while written", "several loads"} <= seen.keys()
+    assert {"lost while written", "several loads", "stuck file"} <= seen.keys()
 
 
 @pytest.mark.soak

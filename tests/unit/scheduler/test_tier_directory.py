@@ -327,20 +327,31 @@ def test_a_retry_that_fails_otherwise_is_followed_by_another() -> None:
     assert presences(directory, H[25]) == ["host"] and directory.is_disk_writable
 
 
-def test_a_file_that_cannot_be_deleted_keeps_its_room() -> None:
+def test_a_file_that_cannot_be_deleted_keeps_its_room_and_is_tried_again_later() -> None:
     directory = directory_of(4, 2, kept=2)
     store(directory, H[2])
     directory.next_writes(1)
     assert directory.take_deletions() == (H[0],)
     directory.end_delete(H[0], FAILED)
-    assert directory.take_deletions() == (H[0],), "tried once more"
-    directory.end_delete(H[0], FAILED)
-    assert directory.take_deletions() == () and directory.disk_capacity == 1
-    directory.next_writes(1)
+    assert directory.take_deletions() == () and directory.num_deletions_due == 0
+    assert directory.next_writes(1) == [], "another makes room meanwhile"
     assert directory.take_deletions() == (H[1],)
     directory.end_delete(H[1], DONE)
     assert directory.next_writes(1) != []
+    directory.observe(REST_S)
+    assert directory.take_deletions() == (H[0],)
     directory.check()
+
+
+def test_a_stuck_file_does_not_keep_a_full_disk_from_its_retry() -> None:
+    directory = directory_of(4, 100, kept=20)
+    fill(directory)
+    for block_hash in directory.take_deletions():
+        directory.end_delete(block_hash, FAILED)
+    directory.observe(RETRY_AFTER_S)
+    assert directory.next_writes(1) == [], "one more goes for it"
+    delete_all(directory)
+    assert len(directory.next_writes(1)) == 1
 
 
 def test_more_on_disk_than_there_is_room_for_goes_oldest_first() -> None:
