@@ -45,6 +45,11 @@ class KVTierManager:
         """None: something has ended since they were counted."""
 
     @property
+    def num_open(self) -> int:
+        """Transfers that were begun and whose end was not taken in."""
+        return len(self._open_ids) + len(self._ended)
+
+    @property
     def gated_layers(self) -> tuple[int, ...]:
         """As `LayerGate` says."""
         return self._part_layers if self._gated_ids else ()

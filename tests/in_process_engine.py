@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from engine.core import EngineCore
+from engine.event_log import EventLog, Header
 from engine.kv_cache import KVCache
 from engine.layers.layer_gate import OPEN_GATE, LayerGate
 from engine.messages import AbortChoices, AddGroup, SLORequest, StepOutputs, StepStats, TokenLogprob
@@ -20,7 +22,7 @@ from kernels.native_library import NativeLibrary
 from scheduler.config import SchedulerConfig
 from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.scheduler import Scheduler
-from scheduler.slo import SLOClasses
+from scheduler.slo import DEFAULT_CLASSES, SLOClasses
 from tests.fakes import HandClock
 
 
@@ -49,6 +51,7 @@ class InProcessEngine:
         library: NativeLibrary | None = None,
         gate: LayerGate = OPEN_GATE,
         tiers: TierConfig = NO_TIERS,
+        event_log_path: Path | None = None,
         **scheduler_options: Any,
     ) -> None:
         """`library`: of the kernels that sample; the model's own may be another."""
@@ -66,9 +69,16 @@ class InProcessEngine:
         )
         scheduler = Scheduler(config, SLOClasses(), num_blocks, max_model_len, tiers=tiers)
         self.clock = HandClock(tick_s=1e-4)
+        self.event_log = None
+        if event_log_path is not None:
+            header = Header(
+                scheduler=config, classes=DEFAULT_CLASSES, default_class="standard", num_blocks=num_blocks,
+                max_model_len=max_model_len, tiers=tiers,
+            )  # fmt: skip
+            self.event_log = EventLog(event_log_path, header)
         self.core = EngineCore(
             scheduler, self.runner, self.clock, block_size=config.block_size, eos_token_ids=eos_token_ids,
-            offload=make_offload(self.runner.kv_cache),
+            offload=make_offload(self.runner.kv_cache), event_log=self.event_log,
         )  # fmt: skip
         self._inbox: list[AddGroup | AbortChoices] = []
         self.generated: dict[tuple[str, int], Generated] = {}
