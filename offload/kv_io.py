@@ -12,6 +12,8 @@ from typing import Protocol
 
 from offload.kv_request import MoveOutcome
 
+TIMEOUT_S = 5.0
+"""For one block: longer than a disk that is merely busy takes."""
 CLOSE_S = 1.0
 """How long the disk is waited for at the end; a thread that hangs in the system ends with the process."""
 
@@ -78,8 +80,12 @@ class IoThreads:
     before it touches others'.
     """
 
-    def __init__(self, timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout_s: float = TIMEOUT_S, close_s: float = CLOSE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start them."""
         self._clock = clock
+        self._close_s = close_s
         self._lock = threading.Lock()
         self._lanes = {lane: _LaneState(self._lock, timeout_s if lane in DISK_LANES else float("inf")) for lane in Lane}
         self._watched = threading.Condition(self._lock)
@@ -121,15 +127,17 @@ class IoThreads:
             return self._is_disk_hung()
 
     def close(self) -> None:
-        """End the threads; idempotent. What waits fails; what the disk does not end within a second is given up."""
+        """End the threads; idempotent. What waits fails; what the disk does not end within `close_s` is given up."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
             given_up = [operation for state in self._lanes.values() for operation in _take_queue(state)]
             for state in self._lanes.values():
                 state.work.notify_all()
             self._watched.notify_all()
         _fail(given_up)
-        end_s = time.monotonic() + CLOSE_S
+        end_s = time.monotonic() + self._close_s
         for thread in self._threads:
             is_disk = thread.name in DISK_LANES
             thread.join(max(0.0, end_s - time.monotonic()) if is_disk else None)

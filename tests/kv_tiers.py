@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -19,7 +19,9 @@ from offload.kv_host_pool import KVHostPool
 from offload.kv_io import IoOperation, Lane
 from offload.kv_offload import KVOffload
 from offload.kv_request import BlockMove, MoveKind, MoveOutcome, MovePurpose, MoveResult
-from offload.link import Link
+from offload.link import Link, TransferHandle
+from offload.transfer import LinkTransfer, TransferClass
+from tests.fake_link import FakeLink
 
 NUM_LAYERS = 5
 BLOCK_BYTES = NUM_LAYERS * 60
@@ -109,6 +111,22 @@ class Gate:
         self._open.set()
 
 
+class HandleLink(FakeLink):
+    """Knows its handles, for faults."""
+
+    def __init__(self, bytes_per_s: float, poisoned_sources: Collection[TransferClass] = ()) -> None:
+        super().__init__(bytes_per_s, poisoned_sources=poisoned_sources)
+        self._handles: list[TransferHandle] = []
+
+    def submit(self, transfer: LinkTransfer, on_done: Callable[[TransferHandle], None] | None = None) -> TransferHandle:
+        self._handles.append(super().submit(transfer, on_done))
+        return self._handles[-1]
+
+    def open_handles(self) -> list[TransferHandle]:
+        """Of what has not ended, in the order it was submitted."""
+        return [handle for handle in self._handles if not handle.is_done]
+
+
 class InlineLanes:
     """Operations are done as they are submitted."""
 
@@ -170,10 +188,3 @@ def make_tiers(link: Link, *, num_load_parts: int = 3, check_share: float = 1.0,
         **options,  # type: ignore[arg-type]
     )
     return Tiers(offload, device, pool, woken)
-
-
-def closing(tiers: Tiers) -> Iterator[Tiers]:
-    """For fixtures."""
-    yield tiers
-    tiers.offload.check()
-    tiers.offload.close()
