@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from scheduler.request import BlockHash
 
@@ -40,6 +40,8 @@ class BlockPool:
         self._free = list(range(num_blocks))  # a heap
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # longest unused first
         self._beyond: set[int] = set()  # free ones at or beyond the limit
+        self.on_forget: Callable[[BlockHash], None] = _ignore
+        """Told each content that can be found here no longer."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -110,6 +112,7 @@ class BlockPool:
         assert block_hash is not None
         del self._block_of[block_hash]
         self._hash_of[block_id] = None
+        self.on_forget(block_hash)
 
     def acquire(self, block_ids: Iterable[int]) -> None:
         """Add one reference to each; a free cached block is revived.
@@ -179,6 +182,10 @@ class BlockPool:
         assert self._block_of == {h: b for b, h in hashed.items()}, "hashes and blocks disagree"
         assert len(self._block_of) == len(hashed), "two blocks are registered under one hash"
         assert all(b in hashed for b in self._free_cached), "a free block without a prefix counts as cached"
+
+
+def _ignore(block_hash: BlockHash) -> None:
+    """Nobody listens."""
 
 
 class ReleasePreview:

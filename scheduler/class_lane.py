@@ -60,7 +60,7 @@ class ClassLane:
 
     def push(self, request: Request) -> None:
         """Let it wait for its turn, at its place in the order."""
-        if request.num_preemptions:
+        if request.num_lives:
             bisect.insort(self._returned, (place_of(request), request))
             return
         tenant, turns = self._tenant_of(request), self._turns_of(request)
@@ -76,7 +76,7 @@ class ClassLane:
 
     def remove(self, request: Request) -> bool:
         """False: it has no turn here."""
-        if request.num_preemptions:
+        if request.num_lives:
             return self._remove_returned(request)
         tenant, turns = self._tenant_of(request), self._turns_of(request)
         if not turns.remove(request, tenant):
@@ -114,10 +114,10 @@ class ClassLane:
         assert not any(request.is_relegated for request in self._front)
         assert all(request.is_relegated for request in self._relegated)
         for place, request in self._returned:
-            assert request.num_preemptions and place == place_of(request), f"{request.request_id} never ran"
+            assert request.num_lives and place == place_of(request), f"{request.request_id} never ran"
         assert all(a[0] < b[0] for a, b in itertools.pairwise(self._returned)), "out of order"
         with_turns = [*self._front, *self._relegated]
-        assert not any(request.num_preemptions for request in with_turns), "what ran before waits for a turn"
+        assert not any(request.num_lives for request in with_turns), "what ran before waits for a turn"
         least = self._front.least_service()
         assert self._level is None or least is None or self._level <= least, "a tenant in front is below the level"
         self._service.check({self._tenant_of(request) for request in with_turns})

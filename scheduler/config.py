@@ -57,6 +57,14 @@ class SchedulerConfig:
             "min": 1,
         },
     )
+    preemption_mode: Literal["auto", "swap", "recompute"] = dataclasses.field(
+        default="auto",
+        metadata={
+            "help": "What becomes of a preempted request's KV blocks that the host does not have yet: swap: they are "
+            "stored there; recompute: they are computed again; auto: whatever is priced lower at the load of the "
+            "moment."
+        },
+    )
     max_victims_per_step: int = dataclasses.field(
         default=16, metadata={"help": "Requests preempted in one step at most.", "min": 1}
     )

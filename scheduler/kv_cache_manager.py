@@ -6,15 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from scheduler.block_pool import BlockPool
+from scheduler.kv_tiers import KVTiers
+from scheduler.kv_transfer import NO_TIERS, Tier, TierConfig
 from scheduler.output import BlockCopy
-from scheduler.request import Request
+from scheduler.request import BlockHash, Request
 
 
 class KVCacheManager:
     """Keeps the block tables of requests. Invariant: a block that a request still writes to is in no other table."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, tiers: TierConfig = NO_TIERS
+    ) -> None:
+        """
+        Args:
+            tiers: beside the device; of no use without the prefix cache.
+        """
         self.pool = BlockPool(num_blocks)
+        self.tiers = KVTiers(tiers if enable_prefix_caching else NO_TIERS, self.pool)
         self.block_size = block_size
         self._enable_prefix_caching = enable_prefix_caching
         self.num_queried_tokens = 0
@@ -25,36 +34,50 @@ class KVCacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def get_computed_blocks(self, request: Request) -> tuple[int, ...]:
+    def get_computed_blocks(self, request: Request) -> tuple[int | None, ...]:
         """Blocks with the longest known prefix of the request. Takes no reference: use them at once or not at all.
 
-        The last known token is never among them: its row of logits is needed.
+        A block may still be on its way to the device (see `KVTiers.coming`); None is one that the host has. The last
+        known token is never among them: its row of logits is needed.
         """
         if not self._enable_prefix_caching or not request.spec.reads_prefix_cache:
             return ()
-        found: list[int] = []
-        for block_hash in request.block_hashes[: (request.num_tokens - 1) // self.block_size]:
+        tiers = self.tiers
+        found: list[int | None] = []
+        for block_hash in self.hashes_to_find(request):
             block_id = self.pool.lookup(block_hash)
+            if block_id is None and tiers.is_on:
+                if (coming := tiers.coming(block_hash)) is not None:
+                    block_id = coming.block_id
+                elif tiers.is_on_host(block_hash):
+                    found.append(None)
+                    continue
             if block_id is None:
                 break
             found.append(block_id)
         return tuple(found)
 
-    def num_blocks_to_take(self, request: Request, num_tokens: int, computed_blocks: Sequence[int] = ()) -> int:
+    def hashes_to_find(self, request: Request) -> Sequence[BlockHash]:
+        """Of the blocks that it need not compute if they are found."""
+        return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+
+    def num_blocks_to_take(self, request: Request, num_tokens: int, computed_blocks: Sequence[int | None] = ()) -> int:
         """How many free blocks `allocate_slots` would use up; reviving a free cached block uses it up."""
         if not computed_blocks:  # of every decode in every step
             return max(0, -(-num_tokens // self.block_size) - len(request.block_ids))
-        num_revived = sum(self.pool.num_references(b) == 0 for b in computed_blocks)
-        num_held = len(request.block_ids) + len(computed_blocks)
+        on_device = [block_id for block_id in computed_blocks if block_id is not None]
+        num_revived = sum(self.pool.num_references(b) == 0 for b in on_device)
+        num_held = len(request.block_ids) + len(on_device)
         return max(0, self.num_blocks_for(num_tokens) - num_held) + num_revived
 
     def allocate_slots(
-        self, request: Request, num_tokens: int, computed_blocks: Sequence[int] = ()
+        self, request: Request, num_tokens: int, computed_blocks: Sequence[int | None] = ()
     ) -> tuple[int, ...] | None:
         """Give the request room for its first `num_tokens` tokens.
 
         Args:
-            computed_blocks: from `get_computed_blocks`, at a (re)start only.
+            computed_blocks: from `get_computed_blocks`, at a (re)start only; for each None among them there is a free
+                block in its place, for the caller to fill.
 
         Returns:
             The blocks added to its table, hits first; None: too few are free, and nothing changed.
@@ -65,20 +88,34 @@ class KVCacheManager:
         if self.num_blocks_to_take(request, num_tokens, computed_blocks) > self.pool.num_free_blocks:
             return None
         is_start = not request.block_ids
-        self.pool.acquire(computed_blocks)
+        self.pool.acquire(block_id for block_id in computed_blocks if block_id is not None)
         num_new = max(0, self.num_blocks_for(num_tokens) - len(request.block_ids) - len(computed_blocks))
-        added = (*computed_blocks, *self.pool.allocate(num_new))
+        new = iter(self.pool.allocate(num_new + computed_blocks.count(None)))
+        added = (*(next(new) if block_id is None else block_id for block_id in computed_blocks), *new)
         request.block_ids.extend(added)
         if is_start:
             request.num_registered_blocks = len(computed_blocks)
-            self._count_lookup(request, len(computed_blocks))
+            self._count_lookup(request, computed_blocks)
         return added
 
-    def _count_lookup(self, request: Request, num_computed_blocks: int) -> None:
+    def _count_lookup(self, request: Request, computed_blocks: Sequence[int | None]) -> None:
         """A hit after a preemption is no news: it would count the same prompt twice."""
-        if self._enable_prefix_caching and request.spec.reads_prefix_cache and request.num_preemptions == 0:
-            self.num_queried_tokens += request.spec.num_prompt_tokens
-            self.num_hit_tokens += num_computed_blocks * self.block_size
+        if not self._enable_prefix_caching or not request.spec.reads_prefix_cache or request.num_lives:
+            return
+        num_hit_tokens = len(computed_blocks) * self.block_size
+        self.num_queried_tokens += request.spec.num_prompt_tokens
+        self.num_hit_tokens += num_hit_tokens
+        if not self.tiers.is_on:
+            return
+        hashes = request.block_hashes[: len(computed_blocks)]
+        num_loaded = computed_blocks.count(None) + sum(self.tiers.coming(each) is not None for each in hashes)
+        request.num_host_cached_tokens = num_loaded * self.block_size
+        request.num_disk_cached_tokens = min(request.num_read_tokens, request.num_host_cached_tokens)
+        request.num_host_cached_tokens -= request.num_disk_cached_tokens
+        hits = self.tiers.use.hit_tokens
+        hits[Tier.HOST] += request.num_host_cached_tokens
+        hits[Tier.DISK] += request.num_disk_cached_tokens
+        hits[Tier.DEVICE] += num_hit_tokens - num_loaded * self.block_size
 
     def fork(self, leader: Request, child: Request) -> tuple[BlockCopy, ...]:
         """Build the table of a choice from the computed prompt of its leader, up to the last prompt token.
@@ -108,8 +145,13 @@ class KVCacheManager:
         if num_full <= request.num_registered_blocks or not self._enable_prefix_caching:
             return
         for index in range(request.num_registered_blocks, min(num_full, len(request.block_hashes))):
-            self.pool.register(request.block_ids[index], request.block_hashes[index])
+            if self.pool.register(request.block_ids[index], request.block_hashes[index]) and self.tiers.is_on:
+                self.tiers.became_full(request.block_hashes[index], self.retention(request, index))
             request.num_registered_blocks += 1
+
+    def retention(self, request: Request, index: int) -> int:
+        """Priority with which a block of its table is kept in cheaper tiers: that of the request, for output 0."""
+        return request.spec.retention if (index + 1) * self.block_size <= request.num_prompt_tokens else 0
 
     def detach(self, request: Request) -> list[int]:
         """Empty the table and hand its references to the caller, who gives them to `release` later."""
@@ -133,6 +175,7 @@ class KVCacheManager:
         """
         self.pool.check()
         references: Counter[int] = Counter(held_block_ids)
+        references.update(self.tiers.leased_block_ids())
         tables: Counter[int] = Counter()
         written: list[int] = []
         for request in requests:
@@ -145,3 +188,4 @@ class KVCacheManager:
             counted, owned = self.pool.num_references(block_id), references[block_id]
             assert counted == owned, f"block {block_id}: {counted} references, {owned} owners"
         assert all(tables[b] == 1 for b in written), "a block that is being written is in two tables"
+        self.tiers.check()

@@ -91,6 +91,8 @@ class LatencyCoefficients:
         bytes_per_s = link.h2d.p50_bytes_per_s
         if is_slow and link.h2d.p5_bytes_per_s > 0.0:
             bytes_per_s = min(bytes_per_s, link.h2d.p5_bytes_per_s)
+        if not link.num_streamed_layers:
+            return 0.0  # no step waits for a load but those that were planned with it
         num_bytes = link.num_streamed_layers * self.streamed_layer_bytes + link.h2d.queued_kv_load_bytes
         return num_bytes / bytes_per_s if bytes_per_s > 0.0 else 0.0
 

@@ -14,10 +14,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from scheduler.block_pool import ReleasePreview
 from scheduler.config import SchedulerConfig
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.latency_model import LatencyModel
-from scheduler.link import NO_LINK, LinkSnapshot
-from scheduler.preemption_cost import CostKey, RecomputeCost, VictimCosts, num_shared_blocks
+from scheduler.preemption_cost import CostKey, VictimCosts, num_shared_blocks
 from scheduler.request import Request
+from scheduler.restore_price import RestorePrices
 from scheduler.running_set import RunningSet
 
 NEAR_END_BLOCKS = 1
@@ -52,17 +51,17 @@ class Preemption:
         running: RunningSet,
         kv: KVCacheManager,
         watermark_blocks: int,
-        latency: LatencyModel | None = None,
+        prices: RestorePrices | None = None,
     ) -> None:
         """
         Args:
-            latency: what restoring a victim takes; None: nobody knows, and the order is by seniority.
+            prices: what restoring a victim takes; None: nobody knows, and the order is by seniority.
         """
         self._config = config
         self._running = running
         self._kv = kv
         self._watermark_blocks = watermark_blocks
-        self._latency = latency
+        self._prices = prices
 
     def victims_for_head(
         self,
@@ -71,7 +70,6 @@ class Preemption:
         shared_blocks: Collection[int],
         max_victims: int,
         now_s: float,
-        link: LinkSnapshot = NO_LINK,
     ) -> list[Request]:
         """Running requests of strictly lower classes that leave so that a waiting one can start in this step.
 
@@ -100,11 +98,9 @@ class Preemption:
             num_blocks, num_seats, max_victims, frozenset(shared_blocks),
             counts_tokens=True, num_blocks_if_all=self._watermark_blocks,
         )  # fmt: skip
-        return self._choose(self._by_cost(candidates, now_s, link), need)
+        return self._choose(self._by_cost(candidates, now_s), need)
 
-    def victims_for_block(
-        self, request: Request, num_blocks: int, max_victims: int, now_s: float, link: LinkSnapshot = NO_LINK
-    ) -> list[Request]:
+    def victims_for_block(self, request: Request, num_blocks: int, max_victims: int, now_s: float) -> list[Request]:
         """Running requests that leave so that a running one can go on: lower classes by cost, in its own the newest.
 
         Those that are to be spared come last among their equals, but they come: nobody yields to its junior.
@@ -116,7 +112,7 @@ class Preemption:
         lower: list[Request] = []
         for junior in self._eligible(self._running.juniors(request)):
             (lower if junior.rank > request.rank else equals).append(junior)
-        parts = (self._by_cost(lower, now_s, link), equals)
+        parts = (self._by_cost(lower, now_s), equals)
         ordered = [r for part in parts for r in sorted(part, key=lambda r: self._is_spared(r, now_s))]
         return self._choose(ordered, _Need(num_blocks, 0, max_victims))
 
@@ -140,13 +136,17 @@ class Preemption:
             return True
         return request.started_s is not None and now_s - request.started_s < RESUMED_S
 
-    def _by_cost(self, candidates: list[Request], now_s: float, link: LinkSnapshot) -> list[Request]:
+    def _by_cost(self, candidates: list[Request], now_s: float) -> list[Request]:
         """The cheapest first; what costs the same stays in the order it had."""
-        if self._latency is None or len(candidates) < 2:
+        if self._prices is None or len(candidates) < 2:
             return candidates
-        restore = RecomputeCost.of(self._latency, link, self._config.max_num_batched_tokens)
+        tiers = self._kv.tiers
         costs = VictimCosts(
-            restore, self._kv.pool, self._config.block_size, now_s, has_cache=self._config.enable_prefix_caching
+            self._prices,
+            self._kv.pool,
+            now_s,
+            has_cache=self._config.enable_prefix_caching,
+            is_saved=tiers.is_on_host if tiers.is_on else None,
         )
         key: dict[Request, CostKey] = {request: costs.key(request) for request in candidates}
         return sorted(candidates, key=key.__getitem__)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 from scheduler.admission import AdmissionControl
 from scheduler.chunk_tile import ChunkTile
+from scheduler.class_lane import place_of
 from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
+from scheduler.disk_fetch import DiskFetch
+from scheduler.kv_cache_manager import KVCacheManager
 from scheduler.policy import Backlog, Policy
 from scheduler.prefill_pace import PrefillPace
 from scheduler.prefill_turns import PrefillTurns
@@ -42,6 +45,8 @@ class PrefillPhase:
         shares: ClassShares | None,
         tile: ChunkTile,
         pace: PrefillPace,
+        kv: KVCacheManager,
+        fetch: DiskFetch,
     ) -> None:
         self._config = config
         self._classes = classes
@@ -54,10 +59,14 @@ class PrefillPhase:
         self._shares = shares
         self._tile = tile
         self._pace = pace
+        self._tiers = kv.tiers
+        self._fetch = fetch
+        self._now_s = 0.0
         self._last_reservation_step = -STEPS_PER_RESERVATION
 
     def in_need(self, now_s: float) -> Request | None:
         """The first waiting request, if lower classes run that may have to yield to it; None: nobody has to."""
+        self._now_s = now_s
         heads = self._heads()
         if not heads:
             return None
@@ -73,6 +82,10 @@ class PrefillPhase:
         plan.prefilling = prefills
         turns = PrefillTurns(prefills, self._heads(), self._head_of, self._policy, self._backlog(plan.now_s, prefills))
         self._serve_owed_class(turns, plan, budget)
+        self._take_turns(turns, plan, budget)
+        self._join_loading(plan, budget)
+
+    def _take_turns(self, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> None:
         num_misfits = num_relegations = 0
         while (request := turns.next()) is not None and num_misfits < MAX_MISFITS_PER_STEP:
             if plan.num_tokens_left <= 0:
@@ -113,10 +126,25 @@ class PrefillPhase:
         if num_tokens == 0:
             self._leave_for_later(request, turns, plan)
             return False
-        budget.add(request, num_tokens)
-        plan.add(request, num_tokens, len(request.block_ids), ())
+        self._starter.compute(request, num_tokens, plan, budget)
         turns.took(request)
         return True
+
+    def _join_loading(self, plan: StepPlan, budget: StepBudget) -> None:
+        """Compute requests whose blocks are on their way, where the waiting hides or nobody else is in the step."""
+        loading = [request for request in plan.loading if request.status is RequestStatus.RUNNING]
+        for request in sorted(loading, key=place_of):
+            num_tokens = budget.fit(request, request.num_tokens_to_compute, plan.num_tokens_left)
+            if num_tokens and self._may_join(request, num_tokens, plan, budget):
+                self._starter.compute(request, num_tokens, plan, budget)
+            else:
+                plan.explain("loading")
+
+    def _may_join(self, request: Request, num_tokens: int, plan: StepPlan, budget: StepBudget) -> bool:
+        wait_s = self._tiers.wait_s(request.load_ids)
+        if plan.num_tokens == 0 and wait_s <= self._config.max_step_s:
+            return True
+        return budget.bears(request, num_tokens, wait_s, self._tiers.num_load_parts)
 
     def _start(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
         """Let a waiting request run and compute its first tokens. False: it lacks something, nothing changed."""
@@ -133,14 +161,19 @@ class PrefillPhase:
             plan.explain("decode_load")
             turns.drop(request)
             return False
-        if request is plan.beneficiary:  # others yielded to it: it takes a block's tokens, whatever the time
-            budget.reserve(self._config.block_size)
-        num_tokens = self._starter.num_tokens_that_fit(request, start, plan, budget)
-        if num_tokens == 0:
-            self._leave_for_later(request, turns, plan)
-            return False
         is_first = request.admitted_s is None
-        self._starter.start(request, start, num_tokens, plan, budget)
+        if start.is_loading:
+            self._starter.start(request, start, plan)
+            plan.loading.append(request)
+        else:
+            if request is plan.beneficiary:  # others yielded to it: it takes a block's tokens, whatever the time
+                budget.reserve(self._config.block_size)
+            num_tokens = self._starter.num_tokens_that_fit(request, start, plan, budget)
+            if num_tokens == 0:
+                self._leave_for_later(request, turns, plan)
+                return False
+            self._starter.start(request, start, plan)
+            self._starter.compute(request, num_tokens, plan, budget)
         turns.took(request)
         if is_first:
             num_tokens = request.num_prompt_tokens - request.num_computed_tokens
@@ -176,15 +209,21 @@ class PrefillPhase:
         return [request for request in firsts if request is not None]
 
     def _head_of(self, class_name: str) -> Request | None:
-        """The first waiting request of a class, past those whose leader still computes their prompt."""
-        while (head := self._queue.head_of(class_name)) is not None and self._waits_for_leader(head):
-            self._queue.remove(head)
-            self._queue.park(head)
+        """The first waiting request of a class, past those that wait for their leader's prompt or for the disk."""
+        while (head := self._queue.head_of(class_name)) is not None and self._parks(head):
+            pass
         return head
 
-    def _waits_for_leader(self, head: Request) -> bool:
+    def _parks(self, head: Request) -> bool:
+        """Whether it has no turn yet; it is parked then."""
         leader = self._starts.leader_of(head)
-        return leader is not None and leader.num_computed_tokens < head.spec.num_prompt_tokens
+        if leader is None:
+            return self._fetch.begin(head, self._now_s)
+        if leader.num_computed_tokens >= head.spec.num_prompt_tokens and not leader.load_ids:
+            return False
+        self._queue.remove(head)
+        self._queue.park(head, leader.request_id)
+        return True
 
     def _backlog(self, now_s: float, partials: Sequence[Request]) -> Backlog:
         def tokens_above(rank: int) -> int:

@@ -66,7 +66,7 @@ class RequestSpec:
     tenant: str = ""
     retention: int = 1
     """Priority with which its prompt blocks are kept in cheaper tiers: 1, or 2 where the client named a
-    prompt_cache_key."""
+    prompt_cache_key or asked for long retention."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -103,11 +103,26 @@ class Request:
     """Samples that the step in flight will return: the placeholders of the tokens to come."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it was first admitted."""
+    num_host_cached_tokens: int = 0
+    """Of them, those that were loaded from the host..."""
+    num_disk_cached_tokens: int = 0
+    """... and those that had come from the disk."""
     num_preemptions: int = 0
+    num_lives: int = 0
+    """How often it lost its blocks, by preemption or because a load failed: a step of an earlier life is void."""
     num_lost_tokens: int = 0
-    """Tokens computed before a preemption: up to there, computing is computing again."""
+    """Tokens computed before it lost its blocks: up to there, computing is computing again."""
     started_s: float | None = None
     """When it last got its blocks."""
+    is_placed: bool = False
+    """A step had it since: the runner knows its table."""
+    load_ids: set[int] = dataclasses.field(default_factory=set)
+    """Transfers under way that bring blocks of its table; it computes nothing meanwhile, unless a step waits for them
+    layer by layer."""
+    has_read_disk: bool = False
+    """Blocks were fetched from the disk for its next start: what is not there by then is computed."""
+    num_read_tokens: int = 0
+    """That were fetched so."""
     num_registered_blocks: int = 0
     """Leading blocks of its table that were offered to the prefix cache."""
     block_ids: list[int] = dataclasses.field(default_factory=list)
@@ -180,10 +195,18 @@ class Request:
             self.first_token_s = now_s
         self.deadlines.emitted(now_s)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that it holds is there to be computed upon."""
+        return self.is_placed and not self.load_ids
+
     def forget_computed(self) -> None:
-        """Its blocks are gone: everything is to be computed again, and what is in flight is void."""
+        """Its blocks are gone: everything is to be had again, and what is in flight is void."""
         self.num_lost_tokens = max(self.num_lost_tokens, self.num_computed_tokens)
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_pending_samples = 0
+        self.num_lives += 1
+        self.is_placed = self.has_read_disk = False
+        self.load_ids.clear()
 
     def check(self) -> None:
         """Assert that its counts and times fit each other."""
@@ -192,6 +215,7 @@ class Request:
         assert self.num_output_tokens + self.num_pending_samples <= self.max_tokens, f"{name}: too much output"
         if self.status is not RequestStatus.RUNNING:
             assert not self.block_ids and self.position == 0, f"{name}: holds blocks and does not run"
+            assert not self.load_ids and not self.is_placed, f"{name}: blocks come for it, and it does not run"
         times = (self.spec.arrival_s, self.admitted_s, self.first_token_s, self.last_token_s)
         known = [t for t in times if t is not None]
         assert known == sorted(known), f"{name}: {times} run backwards"

@@ -81,8 +81,13 @@ class PriorityLru:
 
     def touch(self, block_hash: BlockHash, rank: int) -> None:
         """It was used, and has this rank now."""
-        self.remove(block_hash)
-        self.add(block_hash, rank)
+        if self._rank[block_hash] == rank:
+            used_at = self._used_at[rank]
+            used_at[block_hash] = self._num_evictions
+            used_at.move_to_end(block_hash)
+        else:
+            self.remove(block_hash)
+            self.add(block_hash, rank)
 
     def remove(self, block_hash: BlockHash) -> None:
         """It may not go any more.

@@ -23,9 +23,10 @@ from scheduler.class_shares import ClassShares
 from scheduler.config import SchedulerConfig
 from scheduler.decode_load import DecodeLoad
 from scheduler.decode_phase import DecodePhase
+from scheduler.disk_fetch import DiskFetch
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.kv_transfer import NO_TIERS, TierConfig
+from scheduler.kv_transfer import NO_TIERS, TierConfig, TransferResult
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.memory_demand import memory_demand
@@ -35,6 +36,7 @@ from scheduler.preemption import Preemption
 from scheduler.prefill_pace import PrefillPace
 from scheduler.prefill_phase import PrefillPhase
 from scheduler.request import FinishReason, Request, RequestSpec, RequestStatus
+from scheduler.restore_price import RestorePrices
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
 from scheduler.start_needs import StartPlanner
@@ -44,8 +46,12 @@ from scheduler.step_budget import BudgetLimits, StepBudget
 from scheduler.step_plan import StepPlan
 from scheduler.step_timing import StepTiming
 from scheduler.steps_in_flight import InFlightStep, StepEntry, StepsInFlight
+from scheduler.swap_out import SwapOut
+from scheduler.tier_stats import tier_stats
 from scheduler.waiting_queue import WaitingQueue
 
+MAX_FETCHES = 16
+"""Requests that are fetched for from the disk before they come to the head of their class."""
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
 SHARE_WINDOW = 0.1
@@ -75,10 +81,13 @@ class Scheduler:
         self._classes = classes
         self._policy = Policy(config.scheduler_policy, classes)
         rights = self._policy.rights
-        self._kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self._kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, tiers)
         self._watermark_blocks = max(1, num_blocks // 100)
         self._requests: dict[str, Request] = {}
-        self._starts = StartPlanner(self._requests, self._kv, config.max_preemptions)
+        self._arrived: list[Request] = []
+        """Since the last step."""
+        self._prices = RestorePrices(self._kv.tiers, latency, config.block_size, config.max_num_batched_tokens)
+        self._starts = StartPlanner(self._requests, self._kv, config.max_preemptions, self._prices)
         self._groups = GroupTable()
         self._queue = WaitingQueue(self._kv.num_blocks_for, classes.names, is_fair=rights.is_fair)
         self._running = RunningSet()
@@ -96,7 +105,11 @@ class Scheduler:
             latency,
             self._shares,
         )
-        self._preemption = Preemption(config, self._running, self._kv, self._watermark_blocks, latency)
+        self._fetch = DiskFetch(self._kv, self._prices, self._queue)
+        self._swap_out = SwapOut(self._kv, self._prices, config.preemption_mode)
+        self._preemption = Preemption(
+            config, self._running, self._kv, self._watermark_blocks, None if latency is None else self._prices
+        )
         self._decodes = DecodePhase(
             config, self._policy, self._running, self._kv, self._steps, self._preemption, self._preempt
         )
@@ -130,6 +143,8 @@ class Scheduler:
             self._shares,
             self._tile,
             self._pace,
+            self._kv,
+            self._fetch,
         )
         self._next_step_id = 0
         self._end_s = 0.0
@@ -174,8 +189,9 @@ class Scheduler:
         for request in members.values():
             if request.spec.leader_id is None:
                 self._queue.push(request)
+                self._arrived.append(request)
             else:
-                self._queue.park(request)
+                self._queue.park(request, request.spec.leader_id)
             self._admission.added(request)
         return verdict
 
@@ -198,13 +214,17 @@ class Scheduler:
         self._next_step_id += 1
         if self._decode_load is not None:
             self._decode_load.wanted_s = self._admission.wanted_tpot_s(now_s)
+        self._kv.tiers.observe(link, now_s)
+        self._prices.observe(link, self._pace.s_per_token)
         self._expire(plan)
         self._refuse_closed(plan)
+        self._fetch_from_disk(now_s)
         self._make_room_for_head(plan)
         start_s = max(now_s, self._end_s) if len(self._steps) else now_s
         budget = StepBudget(self._budget_model, link, start_s, self._limits, self._tile)
-        prefills = self._decodes.run(plan, budget, link)
+        prefills = self._decodes.run(plan, budget)
         self._prefills.run(prefills, plan, budget)
+        self._kv.tiers.copy_in_background()
         for reason in budget.reasons:
             plan.explain(reason)
         is_alone = not len(self._steps) and not plan.has_copies
@@ -216,7 +236,7 @@ class Scheduler:
         demand = memory_demand(
             self._running, self._queue, self._kv.pool, num_seats, self._classes, link, self._timing.decode_pace(link)
         )
-        output, step = plan.seal(demand, prediction, budget.budget_s)
+        output, step = plan.seal(demand, prediction, budget.budget_s, self._kv.tiers.take_outgoing())
         self._steps.push(step)
         return output
 
@@ -226,7 +246,9 @@ class Scheduler:
         Raises:
             ValueError: it is another step, or the results do not fit what was scheduled; nothing changed.
         """
+        self._kv.tiers.require(result.transfers)
         step, results = self._steps.pop(output, result)
+        self._take_in_transfers(result.transfers)
         finished = []
         for entry, one in zip(step.entries, results, strict=True):
             reason = self._take_in(entry, one, now_s)
@@ -243,16 +265,22 @@ class Scheduler:
         return bool(self._requests)
 
     def has_background_work(self) -> bool:
-        """Whether `schedule` would start copies that nobody waits for."""
-        return False
+        """Whether `schedule` may start copies that nobody waits for."""
+        return self._kv.tiers.has_background_work()
 
     def next_wakeup_s(self) -> float | None:
-        """When the next waiting group expires, if nothing runs; None: there is nothing to wake up for."""
-        return None if len(self._running) else self._groups.next_expiry_s()
+        """When the next waiting group expires or stops waiting for the disk, if nothing runs; None: there is nothing to
+        wake up for.
+        """
+        if len(self._running):
+            return None
+        wakeups_s = (self._groups.next_expiry_s(), self._fetch.next_wakeup_s())
+        return min((wakeup_s for wakeup_s in wakeups_s if wakeup_s is not None), default=None)
 
     def stats(self) -> SchedulerStats:
         """Gauges of now and totals so far."""
-        return self._counters.snapshot(len(self._running), self._queue, self._kv, self._admission.stats())
+        tiers = tier_stats(self._kv.tiers, self._config.block_size)
+        return self._counters.snapshot(len(self._running), self._queue, self._kv, self._admission.stats(), tiers)
 
     def check(self) -> None:
         """Assert everything that must hold between two calls."""
@@ -273,10 +301,14 @@ class Scheduler:
             request.check()
             self._steps.check(request)
             assert request.num_preemptions <= self._config.max_preemptions, f"{request.request_id}: preempted too often"
+        self._fetch.check()
         for request in self._queue.parked():
+            if request.has_read_disk:
+                continue
             leader = self._requests[request.spec.leader_id or ""]
-            assert leader.num_computed_tokens < request.spec.num_prompt_tokens, f"{request.request_id}: parked for long"
-            assert leader.status is RequestStatus.RUNNING or leader.num_preemptions == 0
+            has_prompt = leader.num_computed_tokens >= request.spec.num_prompt_tokens and not leader.load_ids
+            assert not has_prompt, f"{request.request_id}: parked for long"
+            assert leader.status is RequestStatus.RUNNING or leader.num_lives == 0
 
     # The moves of `schedule`.
 
@@ -304,28 +336,59 @@ class Scheduler:
         if head is None:
             return
         start = self._starts.needs_of(head, others_leave=True)
-        num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - self._steps.num_blocks_coming()
+        num_coming = self._steps.num_blocks_coming(self._kv.tiers.leased_block_ids())
+        num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - num_coming
         victims = self._preemption.victims_for_head(
-            head, num_missing, start.computed_blocks, plan.num_victims_left, plan.now_s, self._link
+            head, num_missing, start.shared_blocks, plan.num_victims_left, plan.now_s
         )
         if victims:
             plan.beneficiary = head
+        num_wanted = 0 if self._can_wait_for_stores(head, victims, plan.now_s) else self._kv.pool.num_blocks
         for victim in victims:
-            self._preempt(victim, plan)
+            self._preempt(victim, plan, num_wanted)
 
-    def _preempt(self, request: Request, plan: StepPlan) -> None:
-        """Take its blocks; it waits with its old place in the order, and computes its tokens again."""
+    def _can_wait_for_stores(self, head: Request, victims: Sequence[Request], now_s: float) -> bool:
+        """Whether the blocks of victims may leave for the host before a waiting request starts."""
+        num_blocks = sum(len(victim.block_ids) for victim in victims if self._swap_out.is_worth(victim))
+        s_per_token = self._pace.s_per_token or 0.0
+        ready_s = now_s + self._kv.tiers.quote.store_s(num_blocks) + head.num_tokens_to_compute * s_per_token
+        return ready_s < head.deadlines.next_s
+
+    def _preempt(self, request: Request, plan: StepPlan, num_wanted: int) -> int:
+        """Take its blocks; it waits with its old place in the order.
+
+        Args:
+            num_wanted: blocks that others need in this step; the others may leave for the host first.
+
+        Returns:
+            Blocks that are free by it now.
+        """
+        num_free = self._kv.pool.num_free_blocks
+        self._swap_out.begin(request, num_wanted)
+        request.num_preemptions += 1
+        self._leave_device(request)
+        self._counters.num_preemptions += 1
+        plan.preempted.append(request.request_id)
+        plan.num_victims_left -= 1
+        return self._kv.pool.num_free_blocks - num_free
+
+    def _leave_device(self, request: Request) -> None:
+        """It runs no more, and waits for another start."""
         self._running.remove(request)
         self._give_back(request)
         request.forget_computed()
-        request.num_preemptions += 1
         request.move(RequestStatus.WAITING)
         self._queue.push(request)
         self._queue.unpark(request.request_id)
         self._admission.added(request)
-        self._counters.num_preemptions += 1
-        plan.preempted.append(request.request_id)
-        plan.num_victims_left -= 1
+
+    def _fetch_from_disk(self, now_s: float) -> None:
+        """Those who arrived get what the disk has of their prefix while they wait; who waited for too long goes on."""
+        arrived, self._arrived = self._arrived, []
+        self._fetch.give_up(now_s)
+        for request in arrived:
+            if len(self._fetch) < MAX_FETCHES and request.status is RequestStatus.WAITING:
+                self._fetch.begin(request, now_s)
 
     def _is_late(self, request: Request) -> bool:
         """Whether the plan in force cannot meet its targets, whatever the load."""
@@ -333,6 +396,22 @@ class Scheduler:
         return floor is not None and floor.is_late(request.spec.slo.tpot_s)
 
     # The parts of `update`.
+
+    def _take_in_transfers(self, results: Sequence[TransferResult]) -> None:
+        """Copies have ended. Whoever computes upon one that failed starts again from what is left."""
+        if not results:
+            return
+        ended, failed_loads = self._kv.tiers.end(results)
+        self._fetch.ended(ended)
+        for request in tuple(self._running):
+            if not request.load_ids:
+                continue
+            if not failed_loads.isdisjoint(request.load_ids):
+                self._leave_device(request)
+                continue
+            request.load_ids -= ended
+            if not request.load_ids and request.num_computed_tokens >= request.num_prompt_tokens:
+                self._queue.unpark(request.request_id)
 
     def _take_in(self, entry: StepEntry, result: RequestResult, now_s: float) -> FinishReason | None:
         """Commit one request's part; why it is finished, or None."""
@@ -344,9 +423,10 @@ class Scheduler:
             return FinishReason.ERROR
         if result.new_block_hashes:
             request.block_hashes.extend(result.new_block_hashes)  # they name tokens: true even if the blocks are gone
-        if request.num_preemptions != entry.num_preemptions:
+        if entry.is_void:
             self._counters.discarded_tokens += result.num_sampled
             return None
+        assert not request.load_ids and result.num_sampled == entry.samples, f"{request.request_id}: no part of a step"
         start, num_prompt_tokens = request.num_computed_tokens, request.num_prompt_tokens
         request.commit(entry.num_tokens, entry.samples, now_s)
         self._counters.generation_tokens += entry.samples
@@ -393,6 +473,9 @@ class Scheduler:
             self._give_back(request)
         else:
             self._queue.remove(request)
+            self._fetch.forget(request)
+        request.load_ids.clear()
+        request.is_placed = False
         request.move(RequestStatus.FINISHED)
         request.finish_reason = reason
         del self._requests[request.request_id]

@@ -79,13 +79,14 @@ class Starter:
         num_tokens = min(request.num_known_tokens, request.spec.num_kv_tokens) - position
         return budget.fit(request, num_tokens, plan.num_tokens_left)
 
-    def start(self, request: Request, start: StartNeeds, num_tokens: int, plan: StepPlan, budget: StepBudget) -> None:
-        """It runs from here and computes its first `num_tokens` tokens."""
+    def start(self, request: Request, start: StartNeeds, plan: StepPlan) -> None:
+        """It runs from here, with all its blocks; those that the host has are on their way."""
         if start.leader is not None:
             plan.copy(self._kv.fork(start.leader, request))
         else:
             added = self._kv.allocate_slots(request, start.num_slots, start.computed_blocks)
             assert added is not None
+            self._fetch(request, start)
         request.num_computed_tokens = self._first_position(request, start)
         self._queue.remove(request)
         request.move(RequestStatus.RUNNING)
@@ -96,8 +97,32 @@ class Starter:
         self._groups.start(request.spec.group_id)
         if request.admitted_s is None:
             self._admit(request, start.leader, plan)
+
+    def compute(self, request: Request, num_tokens: int, plan: StepPlan, budget: StepBudget) -> None:
+        """Its next tokens become part of the step; with its first ones, the runner learns of its blocks."""
+        first_block, new_block_ids = (
+            (len(request.block_ids), ()) if request.is_placed else (0, tuple(request.block_ids))
+        )
         budget.add(request, num_tokens)
-        plan.add(request, num_tokens, 0, tuple(request.block_ids))
+        plan.add(request, num_tokens, first_block, new_block_ids)
+
+    def _fetch(self, request: Request, start: StartNeeds) -> None:
+        """Load what the host has of its prefix, and share the loads that bring other parts of it."""
+        tiers, num_computed = self._kv.tiers, len(start.computed_blocks)
+        if not tiers.is_on:
+            return
+        hashes = request.block_hashes[:num_computed]
+        tiers.used(hashes, request.spec.retention)
+        tiers.use.num_recompute_choices += start.is_trimmed
+        request.load_ids = tiers.load_ids(hashes)
+        if None in start.computed_blocks:
+            lacking = [index for index, block_id in enumerate(start.computed_blocks) if block_id is None]
+            load_id = tiers.load(
+                [hashes[index] for index in lacking],
+                [request.block_ids[index] for index in lacking],
+                request.deadlines.next_s,
+            )
+            request.load_ids.add(load_id)
 
     def _first_position(self, request: Request, start: StartNeeds) -> int:
         if start.leader is not None:
@@ -111,6 +136,8 @@ class Starter:
             request.num_cached_tokens = request.num_computed_tokens
         else:
             request.num_cached_tokens = leader.num_cached_tokens
+            request.num_host_cached_tokens = leader.num_host_cached_tokens
+            request.num_disk_cached_tokens = leader.num_disk_cached_tokens
             self._counters.prompt_tokens_shared += request.num_computed_tokens
         spec, slo_class = request.spec, request.slo_class
         num_uncached = spec.num_prompt_tokens - request.num_cached_tokens
@@ -123,5 +150,7 @@ class Starter:
                 spec.slo.ttft_target_s(slo_class, num_uncached),
                 spec.slo.tpot_target_s(slo_class),
                 self._is_late(request) or request.deadlines.next_s <= plan.now_s,
+                request.num_host_cached_tokens,
+                request.num_disk_cached_tokens,
             )
         )

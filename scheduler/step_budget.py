@@ -62,6 +62,8 @@ class StepBudget:
         self._fill_link = link
         """What prefill is judged beside."""
         self._num_reserved = 0
+        self._stall_s = 0.0
+        """What it waits for loads beside computing."""
         self._has_prefill = False
         self._has_long_prompt = False
         self.budget_s = None if model is None else limits.max_s
@@ -104,13 +106,14 @@ class StepBudget:
         if self._has_long_prompt and self._is_long(request) and self._features.num_decodes:
             self._explain("long_prompt")
             return 0
-        limit_s = self._limit(self._model)
+        limit_s = self._limit(self._model) - self._stall_s
         position = min(request.num_known_tokens, request.spec.num_kv_tokens) - num_tokens
         chunk = self._chunk(request, position, num_tokens, most, limit_s)
         least = min(most, self._tile.tokens)
-        if chunk < least and limit_s < self._slack_s and not self._has_prefill:
+        slack_s = self._slack_s - self._stall_s
+        if chunk < least and limit_s < slack_s and not self._has_prefill:
             # The largest budget keeps arrivals from waiting for a step; it keeps no prompt from being computed.
-            tile = self._chunk(request, position, num_tokens, least, self._slack_s)
+            tile = self._chunk(request, position, num_tokens, least, slack_s)
             if tile > chunk:
                 chunk = tile
                 self._explain("least_prefill")
@@ -120,6 +123,26 @@ class StepBudget:
         if chunk == 0:
             self._explain("no_time")
         return chunk
+
+    def bears(self, request: Request, num_tokens: int, wait_s: float, num_parts: int) -> bool:
+        """Whether a request's tokens may be computed in this step while what comes before them is still being loaded.
+
+        The load arrives in equal parts, one after the other, and each part of the layers waits for its own: either the
+        waiting hides under computing but for the first part, or computing under waiting but for the last. If so, the
+        waiting is part of the step from here. Without a model nobody knows what it would hide under.
+
+        Args:
+            wait_s: until the load is expected to have arrived.
+        """
+        if self._model is None:
+            return False
+        features = _with_chunk(self._features, request, num_tokens, request.position)
+        compute_s = self._model.p95_s(features, self._fill_link)
+        stall_s = max(wait_s / num_parts, wait_s + compute_s / num_parts - compute_s)
+        if compute_s + max(self._stall_s, stall_s) > self._limit(self._model):
+            return False
+        self._stall_s = max(self._stall_s, stall_s)
+        return True
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Tokens of its prefill become part of the step. Before its position moves: it says what they come behind."""

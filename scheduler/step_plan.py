@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scheduler.decode_load import RunningDecodes
+from scheduler.kv_transfer import GatedLoad, KVTransfer
 from scheduler.latency_model import StepPrediction
 from scheduler.output import Admission, BlockCopy, Expiry, MemoryDemand, ScheduledRequest, SchedulerOutput
 from scheduler.request import Request
@@ -28,6 +29,8 @@ class StepPlan:
         """Prompts are left over that could have been computed."""
         self.prefilling: Sequence[Request] = ()
         """Prompts that are computed in part, whether the step computes more of them or not."""
+        self.loading: list[Request] = []
+        """Running requests whose blocks are on their way, whether the step waits for them or not."""
         self.is_reserved = False
         """What is scheduled now is owed to its class, whatever it costs the others."""
         self.decodes: RunningDecodes | None = None
@@ -38,6 +41,7 @@ class StepPlan:
         self._scheduled: list[ScheduledRequest] = []
         self._entries: list[StepEntry] = []
         self._copies: list[BlockCopy] = []
+        self._gated: list[GatedLoad] = []
         self._reasons: dict[str, None] = {}  # in order of appearance
 
     def add(self, request: Request, num_tokens: int, first_block: int, new_block_ids: tuple[int, ...]) -> None:
@@ -48,8 +52,10 @@ class StepPlan:
         self._scheduled.append(
             ScheduledRequest(request.request_id, num_tokens, position, first_block, new_block_ids, samples)
         )
-        self._entries.append(StepEntry(request, num_tokens, samples, request.num_preemptions))
+        self._entries.append(StepEntry(request, num_tokens, samples, request.num_lives))
+        self._gated.extend(GatedLoad(request.request_id, load_id) for load_id in sorted(request.load_ids))
         request.num_scheduled_tokens += num_tokens
+        request.is_placed = True
         if samples:
             request.num_pending_samples += 1
             self.num_samples += 1
@@ -75,7 +81,7 @@ class StepPlan:
             num_known = request.num_prompt_tokens + request.num_output_tokens + request.num_pending_samples
             samples = position + 1 == num_known and request.max_tokens > 0
             scheduled.append(ScheduledRequest(request.request_id, 1, position, num_blocks, (), samples))
-            entries.append(StepEntry(request, 1, samples, request.num_preemptions))
+            entries.append(StepEntry(request, 1, samples, request.num_lives))
             request.num_scheduled_tokens += 1
             if samples:
                 request.num_pending_samples += 1
@@ -97,14 +103,19 @@ class StepPlan:
 
     @property
     def has_copies(self) -> bool:
-        return bool(self._copies)
+        """Whether blocks are copied before it computes, or loads awaited while it does."""
+        return bool(self._copies or self._gated)
 
     def explain(self, reason: str) -> None:
         """Note why something was not scheduled."""
         self._reasons[reason] = None
 
     def seal(
-        self, demand: MemoryDemand, prediction: StepPrediction | None = None, budget_s: float | None = None
+        self,
+        demand: MemoryDemand,
+        prediction: StepPrediction | None = None,
+        budget_s: float | None = None,
+        transfers: tuple[KVTransfer, ...] = (),
     ) -> tuple[SchedulerOutput, InFlightStep]:
         """The record for the runner, and what `update` needs to know of it."""
         output = SchedulerOutput(
@@ -119,6 +130,8 @@ class StepPlan:
             budget_s=budget_s,
             demand=demand,
             reasons=tuple(self._reasons),
+            transfers=transfers,
+            gated_loads=tuple(self._gated),
         )
         held = [copy.source for copy in self._copies]
         unfinished = frozenset(r.slo_class.name for r in self.prefilling if r.num_tokens_to_compute > 0)

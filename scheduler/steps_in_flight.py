@@ -19,8 +19,12 @@ class StepEntry:
     request: Request
     num_tokens: int
     samples: bool
-    num_preemptions: int
+    num_lives: int
     """Of the request when it was scheduled: if it has more by now, this part is void."""
+
+    @property
+    def is_void(self) -> bool:
+        return self.request.num_lives != self.num_lives
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +52,9 @@ class InFlightStep:
             raise ValueError(f"step {self.step_id}: {len(result.results)} results for {len(self.entries)} requests")
         results = self._in_order(result.results)
         for entry, one in zip(self.entries, results, strict=True):
-            if one.num_sampled != entry.samples and one.finish_reason is not FinishReason.ERROR:
+            is_whole = one.num_sampled == entry.samples or one.finish_reason is FinishReason.ERROR
+            may_lack = entry.is_void or (entry.request.load_ids and one.num_sampled == 0)
+            if not is_whole and not may_lack:
                 raise ValueError(
                     f"step {self.step_id}: {one.num_sampled} samples of {one.request_id!r}, it asked for "
                     f"{int(entry.samples)}"
@@ -111,15 +117,19 @@ class StepsInFlight:
         """Every reference that the steps hold."""
         return [block_id for step in self._steps for block_id in step.held_block_ids]
 
-    def num_blocks_coming(self) -> int:
-        """Blocks that become free when the steps in flight are updated."""
-        held = self.held_block_ids()
+    def num_blocks_coming(self, leased: Sequence[int] = ()) -> int:
+        """Blocks that become free when the steps in flight are updated and leases of copies end.
+
+        Args:
+            leased: blocks that copies hold, one entry a lease.
+        """
+        held = [*self.held_block_ids(), *leased]
         return ReleasePreview(self._pool).drop(held) if held else 0
 
     def _entries_of(self, request: Request) -> Iterator[StepEntry]:
         for step in self._steps:
             for entry in step.entries:
-                if entry.request is request and entry.num_preemptions == request.num_preemptions:
+                if entry.request is request and not entry.is_void:
                     yield entry
 
     def check(self, request: Request) -> None:

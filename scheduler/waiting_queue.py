@@ -18,7 +18,8 @@ def num_queued_tokens(spec: RequestSpec) -> int:
 
 
 class WaitingQueue:
-    """A lane for each class. A choice whose leader computes their prompt is parked: it waits out of the order.
+    """A lane for each class. A choice whose leader computes their prompt is parked: it waits out of the order; so does
+    a request that waits for its blocks from the disk.
 
     Adding, removing and finding the first ones is O(log n), beside one memmove (8 bytes a request).
     """
@@ -32,6 +33,9 @@ class WaitingQueue:
         self._num_blocks_for = num_blocks_for
         self._lanes = {name: ClassLane(is_fair=is_fair) for name in class_names}
         self._parked: dict[str, list[Request]] = {}
+        """By what they wait for."""
+        self._key_of: dict[str, str] = {}
+        """Of a parked request's id."""
         self.num_requests = 0
         self.num_blocks = 0
         """Blocks that all of them need to start, prefix hits not counted."""
@@ -46,19 +50,24 @@ class WaitingQueue:
     def _lane_of(self, request: Request) -> ClassLane:
         return self._lanes[request.spec.slo.granted]
 
-    def park(self, request: Request) -> None:
-        """Let it wait for its leader's prompt."""
-        assert request.spec.leader_id is not None
-        self._parked.setdefault(request.spec.leader_id, []).append(request)
+    def park(self, request: Request, key: str) -> None:
+        """Let it wait without a turn, until `unpark`.
+
+        Args:
+            key: what it waits for: the id of its leader, say.
+        """
+        self._parked.setdefault(key, []).append(request)
+        self._key_of[request.request_id] = key
         self._account(request, 1)
 
-    def unpark(self, leader_id: str) -> None:
-        """The leader's prompt is computed, or it left: its choices take their turn."""
-        for request in self._parked.pop(leader_id, ()):
+    def unpark(self, key: str) -> None:
+        """What they wait for is there, or will not be: they take their turn."""
+        for request in self._parked.pop(key, ()):
+            del self._key_of[request.request_id]
             self._lane_of(request).push(request)
 
     def parked(self) -> list[Request]:
-        """Those that wait for their leader's prompt."""
+        """Those without a turn."""
         return [request for siblings in self._parked.values() for request in siblings]
 
     def heads(self) -> list[Request]:
@@ -97,13 +106,11 @@ class WaitingQueue:
         self._account(request, -1)
 
     def _remove_parked(self, request: Request) -> None:
-        leader_id = request.spec.leader_id
-        siblings = self._parked.get(leader_id, []) if leader_id is not None else []
-        if leader_id is None or request not in siblings:
-            raise KeyError(request.request_id)
+        key = self._key_of.pop(request.request_id)
+        siblings = self._parked[key]
         siblings.remove(request)
         if not siblings:
-            del self._parked[leader_id]
+            del self._parked[key]
 
     def _account(self, request: Request, sign: int) -> None:
         spec = request.spec
@@ -114,7 +121,7 @@ class WaitingQueue:
 
     def num_blocks_to_start(self, request: Request) -> int:
         """A choice with a leader takes over the prompt, all but one block."""
-        if request.spec.leader_id is not None and request.num_preemptions == 0:
+        if request.spec.leader_id is not None and request.num_lives == 0:
             return 1
         return self._num_blocks_for(request.num_tokens)
 
@@ -130,7 +137,8 @@ class WaitingQueue:
     def check(self, waiting: Iterable[Request]) -> None:
         """Assert that exactly `waiting` are here, in order, and that the sums are theirs."""
         here = list(itertools.chain(*self._lanes.values(), self.parked()))
-        assert all(self._parked.values()), "a leader without parked choices is kept"
+        assert all(self._parked.values()), "something is kept that nobody waits for"
+        assert self._key_of == {r.request_id: key for key, each in self._parked.items() for r in each}
         expected = list(waiting)
         assert len(here) == len(expected) == self.num_requests and set(here) == set(expected)
         for name, lane in self._lanes.items():

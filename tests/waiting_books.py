@@ -17,7 +17,7 @@ class LaneBooks:
         self._last = ""
 
     def push(self, request: Request) -> None:
-        if not request.num_preemptions and not self._has_turn(request.spec.tenant, request.is_relegated):
+        if not request.num_lives and not self._has_turn(request.spec.tenant, request.is_relegated):
             self._lift(request.spec.tenant)
         self.waiting.append(request)
 
@@ -25,14 +25,14 @@ class LaneBooks:
         return any(r.spec.tenant == tenant for r in self._with_turns(is_relegated))
 
     def _with_turns(self, is_relegated: bool) -> list[Request]:
-        return [r for r in self.waiting if not r.num_preemptions and r.is_relegated == is_relegated]
+        return [r for r in self.waiting if not r.num_lives and r.is_relegated == is_relegated]
 
     def _lift(self, tenant: str) -> None:
         self.served[tenant] = max(self.served.get(tenant, 0), self._level)
 
     def remove(self, request: Request) -> None:
         self.waiting.remove(request)
-        if not request.num_preemptions:
+        if not request.num_lives:
             if not request.is_relegated:
                 self._last = request.spec.tenant
             self._set_level()
@@ -50,7 +50,7 @@ class LaneBooks:
         """By definition: look at all."""
         turns = self._with_turns(False) or self._with_turns(True)
         chosen = min(turns, key=lambda r: self._turn(r, turns), default=None)
-        returned = [r for r in self.waiting if r.num_preemptions]
+        returned = [r for r in self.waiting if r.num_lives]
         return min([*returned, *([] if chosen is None else [chosen])], key=_place, default=None)
 
     def _turn(self, request: Request, turns: Collection[Request]) -> tuple[int, OrderKey, OrderKey]:

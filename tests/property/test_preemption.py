@@ -17,6 +17,7 @@ from scheduler.link import NO_LINK
 from scheduler.policy import Policy, new_request
 from scheduler.preemption import RESUMED_S, Preemption
 from scheduler.request import Request, RequestStatus
+from scheduler.restore_price import RestorePrices
 from scheduler.running_set import RunningSet
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
@@ -78,8 +79,10 @@ class Case:
         self.kv = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True)
         self.running = RunningSet()
         self.is_predicted = is_predicted
-        latency = LatencyModel(make_coefficients()) if is_predicted else None
-        self.preemption = Preemption(config, self.running, self.kv, WATERMARK, latency)
+        prices = RestorePrices(
+            self.kv.tiers, LatencyModel(make_coefficients()), BLOCK_SIZE, config.max_num_batched_tokens
+        )
+        self.preemption = Preemption(config, self.running, self.kv, WATERMARK, prices if is_predicted else None)
         self.row_of: dict[str, Runner] = {}
         self.requests: list[Request] = []
         for index, row in enumerate(rows):
@@ -177,7 +180,7 @@ def test_victims_for_a_waiting_request_are_the_cheapest_that_are_enough(
     case = Case(rows, len(rows) + spare_seats, is_predicted=is_predicted)
     head = new_request(make_spec("head", 4, 1, slo_class=head_class, arrival_s=50.0), 0, case.policy)
     keep = frozenset(case.requests[0].block_ids[:num_kept])
-    victims = case.preemption.victims_for_head(head, num_missing, keep, max_victims, NOW_S, NO_LINK)
+    victims = case.preemption.victims_for_head(head, num_missing, keep, max_victims, NOW_S)
     num_seats = 1 - spare_seats
     needed = num_missing + WATERMARK + sum(map(case.token_blocks, case.requests))
     if needed <= 0 and num_seats <= 0:
@@ -210,7 +213,7 @@ def test_victims_for_a_running_request_are_lower_classes_by_cost_then_the_newest
 ) -> None:
     case = Case(rows, len(rows), is_predicted=is_predicted)
     request = data.draw(st.sampled_from(case.requests))
-    victims = case.preemption.victims_for_block(request, num_missing, max_victims, NOW_S, NO_LINK)
+    victims = case.preemption.victims_for_block(request, num_missing, max_victims, NOW_S)
     able = [r for r in case.requests if case.may_yield(r) and r is not request]
     lower = sorted((r for r in able if r.rank > request.rank), key=lambda r: (case.is_spared(r), *case.cost(r)))
     equals = sorted(

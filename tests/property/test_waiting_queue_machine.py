@@ -83,7 +83,7 @@ class WaitingMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.running))
         self.running.remove(request)
         if not is_over:
-            request.num_preemptions += 1
+            request.num_lives += 1
             self._push(request)
 
     @precondition(lambda self: self.running)
@@ -91,7 +91,7 @@ class WaitingMachine(RuleBasedStateMachine):
     def park(self, data: st.DataObject) -> None:
         leader = data.draw(st.sampled_from(self.running)).spec
         choice = self._make(leader.slo.granted, leader.tenant, int(leader.arrival_s), leader.request_id)
-        self.queue.park(choice)
+        self.queue.park(choice, choice.spec.leader_id)
         self.parked.append(choice)
 
     @precondition(lambda self: self.parked)

@@ -15,6 +15,7 @@ from scheduler.policy import Policy, new_request
 from scheduler.preemption import RESUMED_S, Preemption
 from scheduler.preemption_cost import RecomputeCost, VictimCosts, num_shared_blocks
 from scheduler.request import Request, RequestStatus
+from scheduler.restore_price import RestorePrices
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
 from scheduler.step_features import StepFeatures
@@ -28,6 +29,16 @@ MAX_TOKENS = 60
 """Far from the end for all that are not said to be near it."""
 
 
+class PerToken:
+    """Loading is free, computing a token takes so long."""
+
+    def __init__(self, s_per_token: float) -> None:
+        self._s_per_token = s_per_token
+
+    def restore_s(self, num_kept: int, num_saved: int, num_tokens: int) -> float:
+        return self._s_per_token * (num_tokens - min(max(num_kept, num_saved) * BLOCK_SIZE, num_tokens - 1))
+
+
 class Cluster:
     """Running requests that fill a pool: batch-old and batch-new with 2 blocks each, standard with 3."""
 
@@ -35,8 +46,8 @@ class Cluster:
         config = SchedulerConfig(max_num_seqs=max_num_seqs, block_size=BLOCK_SIZE, max_preemptions=2)
         self.kv = KVCacheManager(7, BLOCK_SIZE, enable_prefix_caching=True)
         self.running = RunningSet()
-        latency = LatencyModel(make_coefficients()) if is_predicted else None
-        self.preemption = Preemption(config, self.running, self.kv, WATERMARK, latency)
+        prices = RestorePrices(self.kv.tiers, LatencyModel(make_coefficients()), BLOCK_SIZE, 512)
+        self.preemption = Preemption(config, self.running, self.kv, WATERMARK, prices if is_predicted else None)
         self.requests: dict[str, Request] = {}
         rows = (("batch-old", "batch", 7, 0.0), ("batch-new", "batch", 7, 2.0), ("standard", "standard", 11, 1.0))
         for name, slo_class, num_tokens, arrival_s in rows:
@@ -57,11 +68,11 @@ class Cluster:
         self, slo_class: str, num_blocks: int, max_victims: int = 9, shared: tuple[int, ...] = ()
     ) -> list[str]:
         head = new_request(make_spec("head", 4, 1, slo_class=slo_class, arrival_s=9.0), 0, POLICY)
-        victims = self.preemption.victims_for_head(head, num_blocks, shared, max_victims, NOW_S, NO_LINK)
+        victims = self.preemption.victims_for_head(head, num_blocks, shared, max_victims, NOW_S)
         return [v.request_id for v in victims]
 
     def for_block(self, name: str, num_blocks: int = 1, max_victims: int = 9) -> list[str]:
-        victims = self.preemption.victims_for_block(self.requests[name], num_blocks, max_victims, NOW_S, NO_LINK)
+        victims = self.preemption.victims_for_block(self.requests[name], num_blocks, max_victims, NOW_S)
         return [v.request_id for v in victims]
 
     def resumed(self, name: str, num_new_tokens: int, ago_s: float) -> Request:
@@ -259,7 +270,7 @@ def test_equal_slack_goes_by_own_blocks_then_by_age() -> None:
     cluster = due(Cluster(is_predicted=True), batch_old=5.0, batch_new=5.0)
     assert cluster.for_head("realtime", 1) == ["batch-new"]
     old, new = cluster.requests["batch-old"], cluster.requests["batch-new"]
-    costs = VictimCosts(RecomputeCost(0.0, 0.0), cluster.kv.pool, BLOCK_SIZE, NOW_S, has_cache=True)
+    costs = VictimCosts(PerToken(0.0), cluster.kv.pool, NOW_S, has_cache=True)
     assert costs.key(old) == costs.key(new) == (False, -5.0, 2)
     cluster.kv.pool.acquire(old.block_ids[:1])
     assert costs.key(old) == (False, -5.0, 1) < costs.key(new)
@@ -271,10 +282,8 @@ def test_blocks_that_others_use_are_not_computed_again() -> None:
     standard.deadlines.next_s = NOW_S
     cluster.kv.pool.acquire(standard.block_ids[:2])
     assert num_shared_blocks(standard, cluster.kv.pool) == 2
-    restore = RecomputeCost(0.5, 0.0)
-    costs, without = (
-        VictimCosts(restore, cluster.kv.pool, BLOCK_SIZE, NOW_S, has_cache=has_cache) for has_cache in (True, False)
-    )
+    restore = PerToken(0.5)
+    costs, without = (VictimCosts(restore, cluster.kv.pool, NOW_S, has_cache=has_cache) for has_cache in (True, False))
     assert costs.key(standard) == (True, 0.5 * (12 - 8), 1)
     assert without.key(standard) == (True, 0.5 * 12, 1)
     respecify(standard, reads_prefix_cache=False)
@@ -282,6 +291,16 @@ def test_blocks_that_others_use_are_not_computed_again() -> None:
     cluster.kv.pool.acquire(standard.block_ids[2:])
     respecify(standard, num_prompt_tokens=11, reads_prefix_cache=True)
     assert costs.key(standard) == (True, 0.5, 0), "the last token is always computed"
+
+
+def test_blocks_that_the_host_has_count_as_saved_up_to_the_first_that_it_lacks() -> None:
+    cluster = Cluster(is_predicted=True)
+    standard = cluster.requests["standard"]
+    standard.deadlines.next_s = NOW_S
+    for num_on_host in range(len(standard.block_hashes) + 1):
+        on_host = set(standard.block_hashes[:num_on_host])
+        costs = VictimCosts(PerToken(0.5), cluster.kv.pool, NOW_S, has_cache=True, is_saved=on_host.__contains__)
+        assert costs.key(standard)[1] == 0.5 * (12 - 4 * num_on_host)
 
 
 @pytest.mark.parametrize("link", [NO_LINK, STREAMING])

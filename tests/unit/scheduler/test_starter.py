@@ -16,6 +16,7 @@ from scheduler.link import NO_LINK
 from scheduler.output import Admission
 from scheduler.policy import Policy, new_request
 from scheduler.request import Request, RequestSpec, RequestStatus
+from scheduler.restore_price import RestorePrices
 from scheduler.running_set import RunningSet
 from scheduler.slo import SLOClasses
 from scheduler.start_needs import StartPlanner
@@ -43,7 +44,8 @@ class Desk:
         self.running = RunningSet()
         self.groups = GroupTable()
         self.counters = SchedulerCounters()
-        self.needs = StartPlanner(self.requests, self.kv, CONFIG.max_preemptions)
+        prices = RestorePrices(self.kv.tiers, None, BLOCK_SIZE, CONFIG.max_num_batched_tokens)
+        self.needs = StartPlanner(self.requests, self.kv, CONFIG.max_preemptions, prices)
         self.starter = Starter(
             CONFIG,
             self.needs,
@@ -74,7 +76,8 @@ class Desk:
         """Its first tokens, as many as there are or the step holds."""
         needs = self.needs.needs_of(request)
         num_tokens = self.starter.num_tokens_that_fit(request, needs, self.plan, self.budget)
-        self.starter.start(request, needs, num_tokens, self.plan, self.budget)
+        self.starter.start(request, needs, self.plan)
+        self.starter.compute(request, num_tokens, self.plan, self.budget)
         return num_tokens
 
     def compute(self, request: Request) -> None:

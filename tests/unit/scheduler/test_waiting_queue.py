@@ -26,7 +26,7 @@ def names(waiting: WaitingQueue) -> list[str]:
 
 
 def preempted(request: Request) -> Request:
-    request.num_preemptions = 1
+    request.num_lives = 1
     return request
 
 
@@ -158,7 +158,7 @@ def test_a_relegated_request_that_leaves_sets_no_level() -> None:
 
 def test_who_has_no_turn_cannot_be_relegated() -> None:
     waiting, parked = queue(), child("c", "leader")
-    waiting.park(parked)
+    waiting.park(parked, "leader")
     for request in (parked, of_tenant("stranger", 0)):
         with pytest.raises(KeyError):
             waiting.relegate(request)
@@ -196,7 +196,7 @@ def test_what_ran_before_and_is_relegated_is_the_first_of_the_relegated_by_order
 
 def test_a_parked_choice_has_no_turn_until_its_leader_is_done() -> None:
     waiting, parked = queue(), child("c", "leader")
-    waiting.park(parked)
+    waiting.park(parked, "leader")
     assert waiting.heads() == [] and waiting.num_requests == 1
     waiting.unpark("another")
     assert waiting.heads() == []
@@ -207,8 +207,8 @@ def test_a_parked_choice_has_no_turn_until_its_leader_is_done() -> None:
 
 def test_a_parked_choice_can_be_removed() -> None:
     waiting, first, second = queue(), child("c", "leader"), child("d", "leader")
-    waiting.park(first)
-    waiting.park(second)
+    waiting.park(first, "leader")
+    waiting.park(second, "leader")
     waiting.remove(first)
     waiting.check([second])
     waiting.remove(second)
@@ -220,7 +220,7 @@ def test_the_sums_count_a_prompt_once() -> None:
     leader, other = make_request("leader", 9, 2), make_request("b", 5, 3, slo_class="batch")
     waiting.push(leader)
     waiting.push(other)
-    waiting.park(child("c", "leader"))
+    waiting.park(child("c", "leader"), "leader")
     assert waiting.num_tokens_by_class == {"standard": 9 + 1, "batch": 5}
     assert waiting.num_requests_by_class == {"standard": 2, "batch": 1}
     assert waiting.num_blocks == 3 + 2 + 1
