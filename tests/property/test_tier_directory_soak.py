@@ -142,7 +142,7 @@ def test_hits_stay_through_a_million_operations(fault_rate: float) -> None:
     assert early > 0.3 and abs(late - early) < 0.03, f"hit rates {rates}"
     gc.collect()
     assert process.memory_info().rss - early_bytes < MAX_GROWTH_BYTES
-    assert traffic.directory.counters.evictions[Tier.DISK] > 10 * NUM_DISK
+    assert traffic.directory.counters.evictions[Tier.DISK] > 5 * NUM_DISK
     assert_no_slot_leaks(traffic)
 
 
