@@ -14,13 +14,15 @@ import itertools
 from collections.abc import Collection
 
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.request import BlockHash, Request
+from scheduler.request import BlockHash, Request, RequestStatus
 from scheduler.restore_price import RestorePrices
 from scheduler.tier_directory import Presence
 from scheduler.waiting_queue import WaitingQueue
 
 SLOWNESS = 2.0
 """A disk may take so many times as long as expected..."""
+MAX_FETCHES = 16
+"""Requests that are fetched for before they come to the head of their class."""
 UNKNOWN_S = 1.0
 """... or so long, where neither its speed nor that of computing is known."""
 
@@ -42,9 +44,23 @@ class DiskFetch:
         self._prices = prices
         self._queue = queue
         self._fetches: dict[str, _Fetch] = {}
+        self._arrived: list[Request] = []
+        """Since the last step."""
 
-    def __len__(self) -> int:
-        return len(self._fetches)
+    def arrived(self, request: Request) -> None:
+        """It is new in the queue."""
+        if self._kv.tiers.is_on:
+            self._arrived.append(request)
+
+    def run(self, now_s: float) -> None:
+        """Once a step: whoever has waited for too long takes its turn without; those who arrived are fetched for."""
+        for fetch in tuple(self._fetches.values()):
+            if fetch.give_up_s <= now_s:
+                self._resume(fetch)
+        arrived, self._arrived = self._arrived, []
+        for request in arrived:
+            if len(self._fetches) < MAX_FETCHES and request.status is RequestStatus.WAITING:
+                self.begin(request, now_s)
 
     def begin(self, request: Request, now_s: float) -> bool:
         """Fetch what the disk has of a waiting request's prefix, and park it. False: there is nothing to wait for."""
@@ -75,12 +91,6 @@ class DiskFetch:
         for fetch in tuple(self._fetches.values()):
             fetch.transfer_ids.difference_update(transfer_ids)
             if not fetch.transfer_ids:
-                self._resume(fetch)
-
-    def give_up(self, now_s: float) -> None:
-        """Whoever has waited for too long takes its turn without."""
-        for fetch in tuple(self._fetches.values()):
-            if fetch.give_up_s <= now_s:
                 self._resume(fetch)
 
     def forget(self, request: Request) -> None:

@@ -176,12 +176,18 @@ class KVTiers:
             self._reads.update(dict.fromkeys(hashes, transfer.transfer_id))
         return ids
 
-    def copy_in_background(self) -> None:
-        """Use the idle link and the idle disk, a little at a time. Once a step, last."""
+    def copy_in_background(self, *, is_idle: bool) -> None:
+        """Use the idle link and the idle disk, a little at a time. Once a step, last.
+
+        Args:
+            is_idle: the step computes nothing.
+        """
         if not self.is_on:
             return
         num_before = len(self._outgoing)
-        self._write_behind_some()
+        bears_stores = is_idle or self.quote.bears_stores
+        if bears_stores:
+            self._write_behind_some()
         while self._num_background[TransferKind.WRITE] < MAX_WRITES:
             writes = self.directory.next_writes(MAX_WRITTEN_BLOCKS)
             if not writes:
@@ -190,7 +196,7 @@ class KVTiers:
             self._issue(TransferKind.WRITE, Purpose.BACKGROUND, hashes, slots)
         if deletions := self.directory.take_deletions():
             self._issue(TransferKind.DELETE, Purpose.BACKGROUND, deletions)
-        self._is_settled = len(self._outgoing) == num_before
+        self._is_settled = bears_stores and len(self._outgoing) == num_before
 
     def has_background_work(self) -> bool:
         """Whether `copy_in_background` may find something."""

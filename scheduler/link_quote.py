@@ -32,6 +32,14 @@ class LinkQuote:
         bytes_per_s = self._link.disk_read_bytes_per_s
         return num_blocks * self._block_bytes / bytes_per_s if bytes_per_s > 0.0 else 0.0
 
+    @property
+    def bears_stores(self) -> bool:
+        """Whether blocks may leave beside the weights of steps: what these lose by it is no more than the share of the
+        link that is KV's anyway.
+        """
+        link = self._link
+        return not link.num_streamed_layers or link.coupling >= 1.0 - link.kv_link_share
+
     def num_stored_in(self, duration_s: float) -> int:
         """Blocks that leave for the host in that time, at least 1."""
         bytes_per_s = self._kv_bytes_per_s(self._link.d2h)

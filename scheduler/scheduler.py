@@ -49,9 +49,8 @@ from scheduler.steps_in_flight import InFlightStep, StepEntry, StepsInFlight
 from scheduler.swap_out import SwapOut
 from scheduler.tier_stats import tier_stats
 from scheduler.waiting_queue import WaitingQueue
+from scheduler.yielding import Yielding
 
-MAX_FETCHES = 16
-"""Requests that are fetched for from the disk before they come to the head of their class."""
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
 SHARE_WINDOW = 0.1
@@ -84,8 +83,6 @@ class Scheduler:
         self._kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, tiers)
         self._watermark_blocks = max(1, num_blocks // 100)
         self._requests: dict[str, Request] = {}
-        self._arrived: list[Request] = []
-        """Since the last step."""
         self._prices = RestorePrices(self._kv.tiers, latency, config.block_size, config.max_num_batched_tokens)
         self._starts = StartPlanner(self._requests, self._kv, config.max_preemptions, self._prices)
         self._groups = GroupTable()
@@ -106,19 +103,31 @@ class Scheduler:
             self._shares,
         )
         self._fetch = DiskFetch(self._kv, self._prices, self._queue)
-        self._swap_out = SwapOut(self._kv, self._prices, config.preemption_mode)
-        self._preemption = Preemption(
-            config, self._running, self._kv, self._watermark_blocks, None if latency is None else self._prices
-        )
-        self._decodes = DecodePhase(
-            config, self._policy, self._running, self._kv, self._steps, self._preemption, self._preempt
-        )
         self._counters = SchedulerCounters()
         self._timing = StepTiming(latency)
         self._budget_model = latency if rights.has_time_budget else None
         self._limits = BudgetLimits(max_s=config.max_step_s, long_prompt_tokens=config.long_prompt_tokens)
         self._tile = ChunkTile(self._budget_model, config.block_size, config.max_num_batched_tokens)
         self._pace = PrefillPace(self._tile.s_per_token)
+        preemption = Preemption(
+            config, self._running, self._kv, self._watermark_blocks, None if latency is None else self._prices
+        )
+        self._yielding = Yielding(
+            self._kv,
+            self._queue,
+            self._running,
+            self._steps,
+            self._starts,
+            preemption,
+            SwapOut(self._kv, self._prices, config.preemption_mode),
+            self._admission,
+            self._pace,
+            self._counters,
+            self._watermark_blocks,
+        )
+        self._decodes = DecodePhase(
+            config, self._policy, self._running, self._kv, self._steps, preemption, self._yielding.preempt
+        )
         starter = Starter(
             config,
             self._starts,
@@ -189,7 +198,7 @@ class Scheduler:
         for request in members.values():
             if request.spec.leader_id is None:
                 self._queue.push(request)
-                self._arrived.append(request)
+                self._fetch.arrived(request)
             else:
                 self._queue.park(request, request.spec.leader_id)
             self._admission.added(request)
@@ -218,13 +227,14 @@ class Scheduler:
         self._prices.observe(link, self._pace.s_per_token)
         self._expire(plan)
         self._refuse_closed(plan)
-        self._fetch_from_disk(now_s)
-        self._make_room_for_head(plan)
+        self._fetch.run(now_s)
+        if (head := self._prefills.in_need(now_s)) is not None:
+            self._yielding.make_room_for(head, plan)
         start_s = max(now_s, self._end_s) if len(self._steps) else now_s
         budget = StepBudget(self._budget_model, link, start_s, self._limits, self._tile)
         prefills = self._decodes.run(plan, budget)
         self._prefills.run(prefills, plan, budget)
-        self._kv.tiers.copy_in_background()
+        self._kv.tiers.copy_in_background(is_idle=plan.num_tokens == 0)
         for reason in budget.reasons:
             plan.explain(reason)
         is_alone = not len(self._steps) and not plan.has_copies
@@ -330,66 +340,6 @@ class Scheduler:
                 for request in tuple(group.members.values()):
                     self._finish(request, FinishReason.ABORT)
 
-    def _make_room_for_head(self, plan: StepPlan) -> None:
-        """Let strictly lower classes yield to the first waiting request, if that is enough for it to start."""
-        head = self._prefills.in_need(plan.now_s)
-        if head is None:
-            return
-        start = self._starts.needs_of(head, others_leave=True)
-        num_coming = self._steps.num_blocks_coming(self._kv.tiers.leased_block_ids())
-        num_missing = start.num_free_blocks - self._kv.pool.num_free_blocks - num_coming
-        victims = self._preemption.victims_for_head(
-            head, num_missing, start.shared_blocks, plan.num_victims_left, plan.now_s
-        )
-        if victims:
-            plan.beneficiary = head
-        num_wanted = 0 if self._can_wait_for_stores(head, victims, plan.now_s) else self._kv.pool.num_blocks
-        for victim in victims:
-            self._preempt(victim, plan, num_wanted)
-
-    def _can_wait_for_stores(self, head: Request, victims: Sequence[Request], now_s: float) -> bool:
-        """Whether the blocks of victims may leave for the host before a waiting request starts."""
-        num_blocks = sum(len(victim.block_ids) for victim in victims if self._swap_out.is_worth(victim))
-        s_per_token = self._pace.s_per_token or 0.0
-        ready_s = now_s + self._kv.tiers.quote.store_s(num_blocks) + head.num_tokens_to_compute * s_per_token
-        return ready_s < head.deadlines.next_s
-
-    def _preempt(self, request: Request, plan: StepPlan, num_wanted: int) -> int:
-        """Take its blocks; it waits with its old place in the order.
-
-        Args:
-            num_wanted: blocks that others need in this step; the others may leave for the host first.
-
-        Returns:
-            Blocks that are free by it now.
-        """
-        num_free = self._kv.pool.num_free_blocks
-        self._swap_out.begin(request, num_wanted)
-        request.num_preemptions += 1
-        self._leave_device(request)
-        self._counters.num_preemptions += 1
-        plan.preempted.append(request.request_id)
-        plan.num_victims_left -= 1
-        return self._kv.pool.num_free_blocks - num_free
-
-    def _leave_device(self, request: Request) -> None:
-        """It runs no more, and waits for another start."""
-        self._running.remove(request)
-        self._give_back(request)
-        request.forget_computed()
-        request.move(RequestStatus.WAITING)
-        self._queue.push(request)
-        self._queue.unpark(request.request_id)
-        self._admission.added(request)
-
-    def _fetch_from_disk(self, now_s: float) -> None:
-        """Those who arrived get what the disk has of their prefix while they wait; who waited for too long goes on."""
-        arrived, self._arrived = self._arrived, []
-        self._fetch.give_up(now_s)
-        for request in arrived:
-            if len(self._fetch) < MAX_FETCHES and request.status is RequestStatus.WAITING:
-                self._fetch.begin(request, now_s)
-
     def _is_late(self, request: Request) -> bool:
         """Whether the plan in force cannot meet its targets, whatever the load."""
         floor = self._link.floor(request.slo_class.name)
@@ -407,7 +357,7 @@ class Scheduler:
             if not request.load_ids:
                 continue
             if not failed_loads.isdisjoint(request.load_ids):
-                self._leave_device(request)
+                self._yielding.restart(request)
                 continue
             request.load_ids -= ended
             if not request.load_ids and request.num_computed_tokens >= request.num_prompt_tokens:
@@ -470,7 +420,7 @@ class Scheduler:
         """The one way out: gives everything back, at once or when the step in flight is done."""
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
-            self._give_back(request)
+            self._yielding.give_back(request)
         else:
             self._queue.remove(request)
             self._fetch.forget(request)
@@ -484,11 +434,6 @@ class Scheduler:
         self._admission.left(request)
         self._charge(request, 0, request.num_output_tokens % CHARGED_OUTPUT_TOKENS)
         return FinishedRequest(request.request_id, request.spec.group_id, reason)
-
-    def _give_back(self, request: Request) -> None:
-        block_ids = self._kv.detach(request)
-        if not self._steps.hold(request, block_ids):
-            self._kv.release(block_ids)
 
 
 def _shares_of(classes: SLOClasses) -> ClassShares:

@@ -97,6 +97,11 @@ class TierDirectory:
         return self._host.num_slots > 0 and self._host_breaker.is_on
 
     @property
+    def can_store(self) -> bool:
+        """Whether a store may begin as far as the breaker goes: an open one is tried by a store, and by nothing else."""
+        return self._host.num_slots > 0 and self._host_breaker.may_begin
+
+    @property
     def is_disk_on(self) -> bool:
         """Whether there is a disk tier and its breaker is closed."""
         return self._has_disk and self._disk_breaker.is_on
