@@ -118,6 +118,8 @@ class TierPair:
         for block_hash in self.hashes:
             presence = model.presence(block_hash)
             assert directory.presence(block_hash) is Presence(presence)
+            block = model.host.get(block_hash)
+            assert directory.is_known(block_hash) == (block is not None and not block.is_lost)
             if presence == "host":
                 assert directory.host_slot(block_hash) == self.slots[block_hash]
         assert directory.num_host_used == len(model.host)
@@ -127,6 +129,7 @@ class TierPair:
         assert directory.num_deletions_due == len(model.due)
         assert directory.disk_capacity == model.capacity
         assert directory.is_host_on == model.host_breaker.is_on
+        assert directory.can_store == model.host_breaker.may_begin(model.now)
         assert directory.is_disk_on == (model.has_disk and model.disk_breaker.is_on)
         assert directory.is_disk_writable == model.is_writable
         counters = directory.counters

@@ -103,6 +103,15 @@ def test_the_head_of_a_prefix_stays_longest() -> None:
     assert presences(directory, *H[:4]) == ["host", "host", "absent", "host"]
 
 
+def test_a_use_never_lowers_the_priority() -> None:
+    directory = directory_of(2)
+    store(directory, H[0], priority=2)
+    store(directory, H[1], priority=1)
+    directory.touch(H[:1], 0)
+    store(directory, H[2], priority=1)
+    assert presences(directory, *H[:2]) == ["host", "absent"]
+
+
 def test_low_priority_goes_first_and_what_is_on_disk_before_its_equals() -> None:
     directory = directory_of(3, 1)
     store(directory, H[0], priority=1)
@@ -382,8 +391,9 @@ def test_a_failing_host_tier_goes_off_and_comes_back_by_one_store() -> None:
     assert directory.begin_store(H[3], 1) is None and directory.begin_read(H[0], 1) is None
     assert directory.next_writes(4) == []
     directory.end_load(H[1], DONE)
+    assert not directory.can_store
     directory.observe(FIRST_OFF_S)
-    assert presences(directory, H[1]) == ["absent"], "a store tries, nobody waits for it"
+    assert presences(directory, H[1]) == ["absent"] and directory.can_store, "a store tries, nobody waits for it"
     assert directory.begin_store(H[3], 1) is not None and directory.begin_store(H[4], 1) is None
     directory.end_store(H[3], DONE)
     assert directory.is_host_on and presences(directory, *H[:2]) == ["disk", "host"]
@@ -424,6 +434,7 @@ def test_a_disk_whose_every_block_is_to_go_is_tried_by_a_deletion() -> None:
 def test_without_slots_there_are_no_tiers() -> None:
     directory = TierDirectory(TierConfig())
     assert not directory.is_host_on and not directory.is_disk_on and not directory.is_disk_writable
+    assert not directory.can_store
     assert directory.begin_store(H[0], 1) is None and directory.begin_read(H[0], 1) is None
     assert directory.next_writes(9) == [] and directory.take_deletions() == ()
     directory.touch(H[:3], 1)
