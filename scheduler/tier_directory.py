@@ -98,7 +98,7 @@ class TierDirectory:
 
     @property
     def can_store(self) -> bool:
-        """Whether a store may begin as far as the breaker goes: an open one is tried by a store, and by nothing else."""
+        """Whether a store may begin as far as the breaker goes: an open one is tried by a store and nothing else."""
         return self._host.num_slots > 0 and self._host_breaker.may_begin
 
     @property

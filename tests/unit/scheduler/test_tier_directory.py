@@ -405,7 +405,7 @@ def test_a_failing_disk_goes_off_and_host_memory_stays_on() -> None:
         directory.begin_read(block_hash, 1)
     for block_hash in H[:MAX_FAILURES]:
         directory.end_read(block_hash, FAILED)
-    store(directory, H[20])
+    store(directory, H[20], H[21])
     assert directory.is_host_on and not directory.is_disk_on
     assert presences(directory, H[8], H[20]) == ["absent", "host"] and directory.next_writes(4) == []
     directory.observe(FIRST_OFF_S)
