@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -128,11 +129,14 @@ def open_kv_tiers(
         ) from error
     region = KVRegion(model, dtype, num_blocks, config.scheduler.block_size, memory)
     num_slots = slots_for_kv_alone(offload, block_bytes, region.blocks_for(max_tokens))
-    speed = measure_link_speed(lambda expected: device.open_link(expected, {}))
-    cap = None if offload.link_gbps is None else offload.link_gbps * 1e9
-    link = device.open_link(speed.config(cap), {} if cap is None else dict.fromkeys(Direction, cap))
+
+    def open_link() -> Link:
+        speed = measure_link_speed(lambda expected: device.open_link(expected, {}))
+        cap = None if offload.link_gbps is None else offload.link_gbps * 1e9
+        return device.open_link(speed.config(cap), {} if cap is None else dict.fromkeys(Direction, cap))
+
     host_tier = device.open_host_tier(offload.host_memory_bytes)
-    return region, _open(config, region, num_slots, library, device, link, host_tier)
+    return region, _open(config, region, num_slots, library, device, open_link, host_tier)
 
 
 def open_kv_tiers_beside(
@@ -162,7 +166,7 @@ def open_kv_tiers_beside(
     if num_slots == 0:
         logger.info("no host memory is left for KV blocks: they are on the device alone; raise --host-memory")
         return None
-    return _open(config, region, num_slots, library, device, placed.link, host_tier)
+    return _open(config, region, num_slots, library, device, lambda: placed.link, host_tier)
 
 
 def with_tiers(built: BuiltRunner, tiers: OpenTiers | None) -> BuiltRunner:
@@ -179,14 +183,15 @@ def _open(
     num_slots: int,
     library: NativeLibrary | None,
     device: Device,
-    link: Link,
+    open_link: Callable[[], Link],
     host_tier: HostTier,
 ) -> OpenTiers:
+    """The link last: it is a thread."""
     block_bytes, num_layers = region.block_bytes, region.model.num_layers
     disk = _open_disk(config, region, library)
     pool = KVHostPool(host_tier, num_slots, block_bytes)
     num_parts = max(1, min(MAX_LOAD_PARTS, num_layers, block_bytes // MIN_PART_BYTES))
-    bell = ResultBell()
+    bell, link = ResultBell(), open_link()
     mover = KVOffload(
         link,
         region.blocks,

@@ -70,7 +70,8 @@ class KVLinkMoves:
         self._record_event = record_event
         self._lock = threading.Lock()
         self._loads: dict[int, _Load] = {}
-        self._stores: dict[int, TransferHandle] = {}
+        self._stores: dict[int, TransferHandle | None] = {}
+        """None: not accepted yet."""
         self._check_credit = 0.0
         self.num_verified_blocks = 0
 
@@ -93,13 +94,17 @@ class KVLinkMoves:
                 deadline_s=move.deadline_s,
                 after=after,
             )
+            with self._lock:
+                self._stores[move.transfer_id] = None
             try:
                 handle = self._link.submit(transfer, functools.partial(self._end_store, move))
             except LinkError:
+                with self._lock:
+                    del self._stores[move.transfer_id]
                 self._settle_all(move, MoveOutcome.FAILED)
                 continue
             with self._lock:
-                if not handle.is_done:
+                if move.transfer_id in self._stores:
                     self._stores[move.transfer_id] = handle
 
     def begin_loads(self, loads: Sequence[BlockMove]) -> None:
@@ -140,7 +145,7 @@ class KVLinkMoves:
         """Block until nothing of this is under way over the link."""
         with self._lock:
             loads, stores = list(self._loads), list(self._stores.values())
-        for handle in stores:
+        for handle in filter(None, stores):
             with contextlib.suppress(LinkError):  # its end tells
                 handle.wait()
         self.wait_ended(loads)
@@ -208,8 +213,6 @@ class KVLinkMoves:
     def _end_part(self, load: _Load, part: int, is_failed: bool) -> None:
         """On the link's thread. A second end of a part changes nothing."""
         with self._lock:
-            if part not in load.open_parts:
-                return
             load.open_parts.discard(part)
             load.is_failed |= is_failed
             if load.open_parts:
@@ -227,9 +230,11 @@ class KVLinkMoves:
         self._settle_all(load.move, MoveOutcome.FAILED)
 
     def _end_store(self, move: BlockMove, handle: TransferHandle) -> None:
-        """On the link's thread."""
+        """On the link's thread. A second end changes nothing: the slots may be others' by then."""
         with self._lock:
-            self._stores.pop(move.transfer_id, None)
+            if move.transfer_id not in self._stores:
+                return
+            del self._stores[move.transfer_id]
         if handle.failed is not None:
             self._settle_all(move, MoveOutcome.FAILED)
             return

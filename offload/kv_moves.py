@@ -48,14 +48,14 @@ class KVMoves:
             self.settle(move, (), MoveOutcome.DONE)
 
     def settle(self, move: BlockMove, positions: Iterable[int], outcome: MoveOutcome) -> None:
-        """The blocks at these positions have ended. What has ended before stays as it was."""
+        """The blocks at these positions have ended. Once the whole move has, this changes nothing."""
         with self._lock:
             entry = self._open.get(move.transfer_id)
             if entry is None or entry[0] is not move:
                 return
             outcomes = entry[1]
             for position in positions:
-                outcomes[position] = outcomes[position] or outcome
+                outcomes[position] = outcome
             known = tuple(each for each in outcomes if each is not None)
             if len(known) < len(outcomes):
                 return

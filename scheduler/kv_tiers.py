@@ -288,8 +288,7 @@ class KVTiers:
     def _write_behind_some(self) -> None:
         if self._num_background[TransferKind.STORE] >= MAX_BACKGROUND_STORES:
             return
-        if not self.directory.is_host_on:
-            self._write_behind.clear()
+        if not self.directory.can_store:
             return
         most = min(MAX_STORED_BLOCKS, self.quote.num_stored_in(STORE_S))
         blocks: list[tuple[BlockHash, int, int]] = []

@@ -132,8 +132,9 @@ class PrefillPhase:
 
     def _join_loading(self, plan: StepPlan, budget: StepBudget) -> None:
         """Compute requests whose blocks are on their way, where the waiting hides or nobody else is in the step."""
-        loading = [request for request in plan.loading if request.status is RequestStatus.RUNNING]
-        for request in sorted(loading, key=place_of):
+        for request in sorted(plan.loading, key=place_of):
+            if request.status is not RequestStatus.RUNNING or request.num_scheduled_tokens:
+                continue  # it yielded, or a step in flight waits for its load: how that ends is not known yet
             num_tokens = budget.fit(request, request.num_tokens_to_compute, plan.num_tokens_left)
             if num_tokens and self._may_join(request, num_tokens, plan, budget):
                 self._starter.compute(request, num_tokens, plan, budget)

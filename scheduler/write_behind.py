@@ -54,12 +54,6 @@ class WriteBehind:
                 return block_hash, priority
         return None
 
-    def clear(self) -> None:
-        """Nothing can be saved any more."""
-        self._urgency_of.clear()
-        for waiting in self._by_priority:
-            waiting.clear()
-
     def check(self) -> None:
         """Assert that each block waits in one place."""
         waiting = {block_hash: urgency for urgency, each in enumerate(self._by_priority) for block_hash in each}

@@ -131,7 +131,7 @@ class TierRig(TierBooks):
         """Offer n choices of a prompt, as the ids of its prefixes."""
         group_id = f"g{self._num_groups}"
         self._num_groups += 1
-        name = slo_class or self.classes.default
+        name = slo_class or self.classes.default.name
         slo = SLO(name, name)
         specs, hashes = [], self.truth.hashes(chain)
         for index in range(n):

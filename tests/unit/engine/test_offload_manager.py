@@ -9,7 +9,9 @@ from engine.messages import AddGroup, SLORequest, StepOutputs
 from engine.offload_manager import NoOffload
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
+from scheduler.kv_transfer import BlockOutcome, TransferResult
 from scheduler.link import NO_LINK, ClassFloor, LinkSnapshot
+from scheduler.output import FinishedRequest, SchedulerOutput, StepResult
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
 from tests.fakes import CRASH_TOKEN_ID, EOS_TOKEN_ID, FakeRunner, HandClock
@@ -53,6 +55,9 @@ def test_without_streaming_nothing_is_known_and_nothing_waits() -> None:
     assert manager.snapshot() is NO_LINK
     assert manager.wakeup_s() is None
     assert manager.stats() is None
+    assert manager.kv_bytes() is None
+    assert manager.collect() == () and not manager.has_results()
+    manager.call_on_results(lambda: None)
     manager.verify()
     manager.close()
     core = make_core(manager)
@@ -123,3 +128,36 @@ def test_every_step_that_begins_ends_whatever_becomes_of_it(token: int) -> None:
     assert offload.calls[-1] == "end"
     turn(core)
     assert offload.calls[-2:] == ["end", "begin"], "nothing computes: memory may move, no step is under way"
+
+
+def test_a_loop_with_something_to_collect_takes_a_turn_at_once() -> None:
+    """Nobody is there; a copy that has ended is taken in, and after that the loop sleeps."""
+    offload = ScriptedOffload(NO_LINK)
+    core = make_core(offload)
+    assert core.wait_s() is None
+    offload.results = [TransferResult(7, (BlockOutcome.DONE,))]
+    assert core.wait_s() == 0.0
+
+
+def test_a_void_request_gets_no_token_and_starts_again_in_the_runner() -> None:
+    """As if a load under its first step had failed: `update` is told, and what the step sampled is no output."""
+    offload = ScriptedOffload(NO_LINK)
+    core = make_core(offload)
+    told: list[StepResult] = []
+
+    def noted(_output: SchedulerOutput, result: StepResult, _now_s: float) -> tuple[FinishedRequest, ...]:
+        told.append(result)
+        return ()
+
+    core._scheduler.update = noted  # type: ignore[method-assign]
+    offload.void = frozenset({"standard False/0"})
+    outputs = core.turn([ask("standard"), ask("batch")])
+    assert [delta.group_id for delta in outputs.deltas] == ["batch False"]
+    void, whole = told[0].results
+    assert (void.request_id, void.num_sampled, void.finish_reason, void.new_block_hashes) == (
+        "standard False/0", 0, None, (),
+    )  # fmt: skip
+    assert whole.num_sampled == 1
+    assert not core._choices["standard False/0"].is_in_runner
+    assert core._choices["standard False/0"].sequence.num_output_tokens == 0
+    assert core._choices["batch False/0"].is_in_runner

@@ -25,6 +25,7 @@ from tests.kv_tiers import (
     FaultyFiles,
     Gate,
     HandleLink,
+    InlineLanes,
     Tiers,
     key,
     make_tiers,
@@ -230,11 +231,15 @@ def test_a_copy_that_fails_is_an_outcome_and_the_others_arrive() -> None:
 
 def test_a_completion_that_comes_twice_counts_once() -> None:
     link = HandleLink(1e6)
-    tiers = make_tiers(link, check_share=0.0)
+    tiers = make_tiers(link, check_share=0.0, lanes=InlineLanes())
     tiers.offload.begin([move(1, STORE, (1,), device=(3,), host=(0,))])
     link.duplicate(link.open_handles()[0])
+    sealed: list[int] = []
+    tiers.pool.seal = sealed.append  # type: ignore[method-assign]
     link.advance_to_idle()
-    assert tiers.outcomes(1) == [(DONE,)]
+    assert tiers.outcomes(1) == [(DONE,)] and sealed == [0]
+    del tiers.pool.seal
+    tiers.pool.seal(0)
     tiers.offload.begin([move(2, LOAD, (1,), host=(0,), device=(0,))])
     for handle in link.open_handles():
         link.duplicate(handle)
@@ -284,6 +289,14 @@ def test_a_load_whose_link_is_closed_ends(link: HostLink, tiers: Tiers) -> None:
     tiers.offload.begin([move(2, LOAD, (1,), host=(0,), device=(0,)), move(3, STORE, (2,), device=(4,), host=(1,))])
     tiers.offload.wait_part((2,), 2)
     assert tiers.outcomes(2, 3) == [(FAILED,), (FAILED,)]
+
+
+def test_a_store_that_fails_leaves_nothing_that_could_be_loaded(link: HostLink, tiers: Tiers) -> None:
+    tiers.run(move(1, STORE, (1,), device=(3,), host=(0,)))
+    assert tiers.pool.is_intact(0)
+    link.close()
+    assert tiers.run(move(2, STORE, (2,), device=(4,), host=(0,))) == [(FAILED,)]
+    assert not tiers.pool.is_intact(0), "the bytes of before are there, but not those of this block"
 
 
 def test_without_a_disk_its_moves_fail(link: HostLink) -> None:
