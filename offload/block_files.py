@@ -36,6 +36,16 @@ class BlockFiles:
         finally:
             os.close(descriptor)
 
+    def forget(self, path: Path) -> None:
+        """Have the next read come from the disk, where the system lets one ask for that."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
     def rename(self, source: Path, target: Path) -> None:
         source.replace(target)
 
