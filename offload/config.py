@@ -106,12 +106,14 @@ class OffloadConfig:
             raise ValueError(
                 f"link_gbps ({self.link_gbps:g}) and emulate ({self.emulate}) both set the speed of the link; give one"
             )
+        if self.disk_path is not None and not self.disk_path.strip():
+            raise ValueError("disk_path is empty; name a directory, or leave it away")
         if self.disk_path is None and self.disk_bytes is not None:
             raise ValueError(f"disk_bytes ({self.disk_bytes}) has no use without a directory; give disk_path")
         if self.disk_path is not None and self.host_memory_bytes == 0:
             raise ValueError(
-                f"host_memory_bytes is 0, and blocks on their way to disk_path ({self.disk_path}) pass through host "
-                "memory; give it some, or leave it away"
+                f"host_memory_bytes is 0, and blocks on their way to disk_path ({self.disk_path}) pass "
+                "through there; give it some, or leave it away"
             )
         if self.device_memory_bytes is None:
             self._require_use()
