@@ -96,6 +96,8 @@ def check_kv_tier_options(config: ProcessConfig) -> None:
     path = Path(offload.disk_path)
     try:
         path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise EngineStartError(f"--disk-path {path} is a file; give a directory that can be written") from error
     except OSError as error:
         raise EngineStartError(
             f"--disk-path {path} cannot be used: {error.strerror}; give a directory that can be written"

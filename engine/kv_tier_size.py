@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.errors import EngineStartError
 from offload.config import OffloadConfig
+from offload.kv_file import KVFileFormat
 
 MIN_BLOCKS_FOR_DISK = 64
 """Host slots that a disk gets where nobody names the host's memory: what is on its way to the disk and back."""
@@ -13,22 +14,35 @@ MAX_SHARE_OF_MEMORY = 0.25
 """... and how much of what can be had they take at most."""
 
 
+def check_kv_sizes(config: OffloadConfig, block_bytes: int, *, weights_stay: bool) -> None:
+    """Before weights are read.
+
+    Args:
+        weights_stay: on the device: the host's memory is KV's alone.
+
+    Raises:
+        EngineStartError: memory or disk holds no block.
+    """
+    host_bytes, disk_bytes = config.host_memory_bytes, KVFileFormat("", block_bytes).disk_bytes
+    if weights_stay and host_bytes is not None and 0 < host_bytes < block_bytes:
+        raise EngineStartError(
+            f"--host-memory is {host_bytes:,} bytes, one KV block takes {block_bytes:,}; raise it, or leave it away"
+        )
+    if config.disk_path is not None and config.disk_limit_bytes < disk_bytes:
+        raise EngineStartError(
+            f"--disk-size is {config.disk_limit_bytes:,} bytes, the file of one KV block takes {disk_bytes:,}; raise it"
+        )
+
+
 def slots_for_kv_alone(config: OffloadConfig, block_bytes: int, blocks_of_longest: int) -> int:
     """Host slots where all weights stay on the device: what the host's memory holds, or what the disk needs.
 
     Args:
         blocks_of_longest: device blocks of the longest request there may be.
 
-    Raises:
-        EngineStartError: the host's memory holds no block.
     """
     if config.host_memory_bytes is None:
         return max(MIN_BLOCKS_FOR_DISK, blocks_of_longest)
-    if config.host_memory_bytes < block_bytes:
-        raise EngineStartError(
-            f"--host-memory is {config.host_memory_bytes:,} bytes, one KV block takes {block_bytes:,}; raise it, or "
-            "leave it away"
-        )
     return config.host_memory_bytes // block_bytes
 
 

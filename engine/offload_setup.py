@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.device_weights import DeviceWeights, StreamingNumbers
 from engine.errors import EngineStartError
 from engine.kv_cache import KVCache, bytes_per_block, bytes_per_token
+from engine.kv_tier_size import check_kv_sizes
 from engine.model_config import ModelConfig
 from engine.models.weights_placement import WeightSizes
 from engine.weight_offload import WeightOffload
@@ -87,12 +88,15 @@ class OffloadSetup:
         """Plan, take the memory and open the link.
 
         Raises:
-            EngineStartError: no plan serves any class, with the arithmetic and the ways out; or there is no memory.
+            EngineStartError: no plan serves any class, with the arithmetic and the ways out; or there is no memory, or
+                a tier beside it holds no KV block.
             HostMemoryError: there is none on the host.
         """
         shape = dataclasses.replace(
             model_shape(model, sizes, self._dtype), name=Path(self._engine.model_path).stem or model.architecture
         )
+        block_bytes = bytes_per_block(model, self._dtype, self._scheduler.block_size)
+        check_kv_sizes(self._config, block_bytes, weights_stay=False)
         arena, host_tier = self._open_memory()
         request = self._plan_request(model, host_tier.free_bytes)
         emulated = self._record.capped(*self._caps(shape))
@@ -102,8 +106,7 @@ class OffloadSetup:
         link = self._open_link(cost, emulated)
         arena.reserve(WORKSPACE_OWNER, request.workspace_bytes)
         weights = DeviceWeights(
-            sizes, arena, link, streaming_numbers(found),
-            bytes_per_block(model, self._dtype, self._scheduler.block_size),
+            sizes, arena, link, streaming_numbers(found), block_bytes,
             masters=held.slabs, record_event=self._device.record_event,
         )  # fmt: skip
         self._shape, self._request = shape, request

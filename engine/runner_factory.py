@@ -134,12 +134,16 @@ def serving_limits(config: ProcessConfig, model: ModelConfig) -> tuple[int, int]
 
     Raises:
         ValueError: not a block fits, or more is asked for than the model or the KV cache allows.
+        EngineStartError: a tier beside the device holds no block.
     """
     from engine.dtype import resolve_dtype
-    from engine.kv_cache import num_blocks_for
+    from engine.kv_cache import bytes_per_block, num_blocks_for
+    from engine.kv_tier_size import check_kv_sizes
 
     engine, block_size = config.engine, config.scheduler.block_size
-    num_blocks = num_blocks_for(model, resolve_dtype(engine.dtype), block_size, engine.kv_cache_memory_bytes)
+    dtype = resolve_dtype(engine.dtype)
+    check_kv_sizes(config.offload, bytes_per_block(model, dtype, block_size), weights_stay=True)
+    num_blocks = num_blocks_for(model, dtype, block_size, engine.kv_cache_memory_bytes)
     limit = max_model_len(engine.max_model_len_tokens, model.max_position_tokens, num_blocks * block_size)
     return num_blocks, limit
 

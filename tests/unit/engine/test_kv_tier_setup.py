@@ -190,7 +190,7 @@ def test_a_path_that_is_no_directory_is_found_before_anything_is_loaded(
 ) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(EngineStartError, match=f"--disk-path {file} cannot be used: File exists; give a directory"):
+    with pytest.raises(EngineStartError, match=f"--disk-path {file} is a file; give a directory"):
         check_kv_tier_options(make_config(disk_path=str(file)))
     with pytest.raises(EngineStartError, match="cannot be used: Not a directory"):
         check_kv_tier_options(make_config(disk_path=str(file / "below")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import EngineStartError
-from engine.kv_tier_size import slots_beside_weights, slots_for_kv_alone
+from engine.kv_tier_size import check_kv_sizes, slots_beside_weights, slots_for_kv_alone
 from offload.config import OffloadConfig
 
 BLOCK = 1000
@@ -24,7 +24,16 @@ def test_a_disk_alone_gets_slots_for_the_longest_request(blocks_of_longest: int,
 
 def test_memory_for_less_than_a_block_names_both_numbers() -> None:
     with pytest.raises(EngineStartError, match=r"--host-memory is 999 bytes, one KV block takes 1,000; raise it"):
-        slots_for_kv_alone(OffloadConfig(host_memory_bytes=999), BLOCK, 5)
+        check_kv_sizes(OffloadConfig(host_memory_bytes=999), BLOCK, weights_stay=True)
+    check_kv_sizes(OffloadConfig(host_memory_bytes=BLOCK), BLOCK, weights_stay=True)
+    check_kv_sizes(OffloadConfig(device_memory_bytes=1, host_memory_bytes=999), BLOCK, weights_stay=False)
+
+
+def test_a_disk_that_holds_no_file_is_refused_before_weights_are_read() -> None:
+    """A file is the block and a header, in pieces of 4 KiB."""
+    with pytest.raises(EngineStartError, match=r"--disk-size is 4,095 bytes, the file of one KV block takes 4,096"):
+        check_kv_sizes(OffloadConfig(disk_path="/d", disk_bytes=4_095), BLOCK, weights_stay=True)
+    check_kv_sizes(OffloadConfig(disk_path="/d", disk_bytes=4_096), BLOCK, weights_stay=True)
 
 
 def beside(config: OffloadConfig, *, weights_bytes: int = 0, available_bytes: int | None = None) -> int:
