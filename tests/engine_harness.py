@@ -10,6 +10,7 @@ from engine.messages import AbortChoices, AddGroup, GroupAdmitted, GroupRefused,
 from engine.offload_manager import OffloadManager
 from engine.sampling_params import SamplingParams
 from scheduler.config import SchedulerConfig
+from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.latency_coefficients import LatencyCoefficients
 from scheduler.latency_model import LatencyModel
 from scheduler.scheduler import Scheduler
@@ -51,15 +52,18 @@ class EngineHarness:
         event_log_path: Path | None = None,
         offload: OffloadManager | None = None,
         latency: LatencyCoefficients | None = None,
+        runner: FakeRunner | None = None,
+        tiers: TierConfig = NO_TIERS,
         **scheduler_options: object,
     ) -> None:
+        """`runner`: with as many blocks; None: one that looks at every context."""
         options: dict[str, object] = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8}
         self.config = SchedulerConfig(**(options | scheduler_options))  # type: ignore[arg-type]
         self.clock = HandClock(tick_s=0.001)
-        self.runner = FakeRunner(num_blocks, self.config.block_size, self.config.max_num_seqs)
+        self.runner = runner or FakeRunner(num_blocks, self.config.block_size, self.config.max_num_seqs)
         max_model_len = max_model_len or num_blocks * self.config.block_size
         model = None if latency is None else LatencyModel(latency)
-        self.scheduler = Scheduler(self.config, SLOClasses(), num_blocks, max_model_len, model)
+        self.scheduler = Scheduler(self.config, SLOClasses(), num_blocks, max_model_len, model, tiers)
         self.event_log = None
         if event_log_path is not None:
             header = Header(
@@ -69,6 +73,7 @@ class EngineHarness:
                 num_blocks=num_blocks,
                 max_model_len=max_model_len,
                 latency=latency,
+                tiers=tiers,
             )
             self.event_log = EventLog(event_log_path, header)
         self.core = EngineCore(

@@ -82,6 +82,11 @@ class FakeRunner:
         self._tables: dict[str, list[int]] = {}
 
     @property
+    def blocks(self) -> npt.NDArray[np.int32]:
+        """[num_blocks, block_size]: the keys and values themselves."""
+        return self._kv
+
+    @property
     def num_sequences(self) -> int:
         return len(self._sequences)
 

@@ -186,9 +186,10 @@ class TierRig(TierBooks):
             self._num_begun += 1
         self.content.copy(step.output.block_copies)
         for gate in step.output.gated_loads:
-            if self._outcomes_of(gate.transfer_id) != BlockOutcome.DONE:
+            if self._outcomes_of(gate.transfer_id) is not BlockOutcome.DONE:
                 step.spoilt.add(gate.request_id)
-                self._doomed.add(gate.request_id)
+                if gate.transfer_id in self.content.flights:
+                    self._doomed.add(gate.request_id)
         step.spoilt |= {part.choice.name for part in step.parts} & self._doomed
         self._compute(step)
 
