@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from scheduler.block_pool import BlockPool, ReleasePreview
 from scheduler.latency_model import StepPrediction
 from scheduler.output import RequestResult, SchedulerOutput, StepResult
-from scheduler.request import FinishReason, Request
+from scheduler.request import FinishReason, Request, RequestStatus
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,6 +21,11 @@ class StepEntry:
     samples: bool
     num_lives: int
     """Of the request when it was scheduled: if it has more by now, this part is void."""
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether it waits for a load, or nobody cares any more: it may come back without its sample."""
+        return bool(self.request.load_ids) or self.request.status is RequestStatus.FINISHED
 
     @property
     def is_void(self) -> bool:
@@ -53,7 +58,7 @@ class InFlightStep:
         results = self._in_order(result.results)
         for entry, one in zip(self.entries, results, strict=True):
             is_whole = one.num_sampled == entry.samples or one.finish_reason is FinishReason.ERROR
-            may_lack = entry.is_void or (entry.request.load_ids and one.num_sampled == 0)
+            may_lack = entry.is_void or (one.num_sampled == 0 and entry.may_fail)
             if not is_whole and not may_lack:
                 raise ValueError(
                     f"step {self.step_id}: {one.num_sampled} samples of {one.request_id!r}, it asked for "
