@@ -65,7 +65,7 @@ class DiskFetch:
     def begin(self, request: Request, now_s: float) -> bool:
         """Fetch what the disk has of a waiting request's prefix, and park it. False: there is nothing to wait for."""
         tiers = self._kv.tiers
-        if not tiers.is_on or request.has_read_disk or not request.spec.reads_prefix_cache:
+        if not tiers.is_on or request.has_read_disk or not request.trusts_tiers or not request.spec.reads_prefix_cache:
             return False
         hashes = self._kv.hashes_to_find(request)
         num_found = len(self._kv.get_computed_blocks(request))

@@ -43,10 +43,11 @@ class KVCacheManager:
         if not self._enable_prefix_caching or not request.spec.reads_prefix_cache:
             return ()
         tiers = self.tiers
+        has_tiers = tiers.is_on and request.trusts_tiers
         found: list[int | None] = []
         for block_hash in self.hashes_to_find(request):
             block_id = self.pool.lookup(block_hash)
-            if block_id is None and tiers.is_on:
+            if block_id is None and has_tiers:
                 if (coming := tiers.coming(block_hash)) is not None:
                     block_id = coming.block_id
                 elif tiers.is_on_host(block_hash):

@@ -18,6 +18,9 @@ OrderKey = tuple[int, float, float, str, int]
 """Rank, seconds, arrival, group id, place in the group: unique, and the same in whatever order requests are added."""
 
 
+MAX_FAILED_LOADS = 2
+
+
 class InvalidTransition(RuntimeError):
     """A request was moved between two states that no edge joins. Always a bug of ours."""
 
@@ -119,6 +122,8 @@ class Request:
     load_ids: set[int] = dataclasses.field(default_factory=set)
     """Transfers under way that bring blocks of its table; it computes nothing meanwhile, unless a step waits for them
     layer by layer."""
+    num_failed_loads: int = 0
+    """How often it started again because blocks did not arrive."""
     has_read_disk: bool = False
     """Blocks were fetched from the disk for its next start: what is not there by then is computed."""
     num_read_tokens: int = 0
@@ -196,9 +201,9 @@ class Request:
         self.deadlines.emitted(now_s)
 
     @property
-    def is_ready(self) -> bool:
-        """Whether all that it holds is there to be computed upon."""
-        return self.is_placed and not self.load_ids
+    def trusts_tiers(self) -> bool:
+        """Whether it loads what it finds beside the device; not after `MAX_FAILED_LOADS`: it is computed then."""
+        return self.num_failed_loads < MAX_FAILED_LOADS
 
     def forget_computed(self) -> None:
         """Its blocks are gone: everything is to be had again, and what is in flight is void."""

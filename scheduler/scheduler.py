@@ -357,6 +357,7 @@ class Scheduler:
             if not request.load_ids:
                 continue
             if not failed_loads.isdisjoint(request.load_ids):
+                request.num_failed_loads += 1
                 self._yielding.restart(request)
                 continue
             request.load_ids -= ended

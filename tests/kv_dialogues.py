@@ -164,12 +164,14 @@ def ask_reference(
             messages += (("assistant", text),)
         known(Question(messages[:-1], temperature=0.9, seed=number))
         if number < num_documents:
-            document = tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(200, 600)))
+            document = _tokens(rng, rng.randrange(200, 600))
             for _ in range(3):
-                known(
-                    Question(prompt=(*document, *(rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(1, 40)))))
-                )
+                known(Question(prompt=document + _tokens(rng, rng.randrange(1, 40))))
     return answers
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(3, VOCAB_SIZE) for _ in range(count))
 
 
 def _words(rng: random.Random, count: int) -> str:

@@ -34,7 +34,7 @@ def used_bytes(disk_path: Path) -> int:
     for folder, _, names in os.walk(disk_path / FOLDER):
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512 * name.endswith((".kv", ".tmp"))
+                total += (Path(folder) / name).lstat().st_blocks * 512 * name.endswith((".kv", ".tmp"))
     return total
 
 

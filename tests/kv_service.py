@@ -53,7 +53,7 @@ class Outages:
 
 
 class KVService:
-    """One server after the other with the same arguments. Its owner's thread kills and starts; any may ask for `url`."""
+    """One server after the other with the same arguments; one thread kills and starts, any may read."""
 
     def __init__(self, arguments: tuple[str, ...], cache_path: Path | None) -> None:
         self._arguments = (*arguments, "--drain-timeout-s", str(DRAIN_S))

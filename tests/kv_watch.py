@@ -19,6 +19,7 @@ from tests.kv_service import KVService, read_metrics
 INTERVAL_S = 1.0
 ANSWERS_S = 10.0
 """`/readyz` and `/metrics`, on a machine that is busy."""
+_IN_USE = ('headrace_kv_tier_on{tier="host"}', 'headrace_kv_tier_on{tier="disk"}', "headrace_kv_disk_writable")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ class Watch:
     def _read_metrics(self, url: str, life: int) -> None:
         metrics = read_metrics(url)
         self._last_metrics[life] = metrics
+        for name in (
+            'headrace_kv_tier_on{tier="host"}',
+            'headrace_kv_tier_on{tier="disk"}',
+            "headrace_kv_disk_writable",
+        ):
+            self.num_answers[f"{name} is {metrics[name]:g}"] += 1
         for tier in ("host", "disk"):
             used, limit = (metrics[f'headrace_kv_tier_blocks{part}{{tier="{tier}"}}'] for part in ("", "_limit"))
             if used > limit > 0:
