@@ -5,6 +5,7 @@ Nothing here looks inside the scheduler.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 from scheduler.config import SchedulerConfig
@@ -34,6 +35,16 @@ class TierBooks:
         self.num_restarts = 0
         """Of requests that were computed upon a load that failed."""
         self._doomed: set[str] = set()  # those of them of which the scheduler was not told yet
+
+    def num_on_disk(self, chain: list[int]) -> int:
+        """Leading full blocks of a chain whose files are there and right."""
+        present = (self.content.disk.get(block_hash) is not None for block_hash in self.truth.hashes(chain))
+        return sum(itertools.takewhile(bool, present))
+
+    def names_in_flight(self) -> list[str]:
+        """Live requests of whose blocks some are being copied."""
+        moving = {h for flight in self.content.flights.values() for h in flight.transfer.block_hashes}
+        return sorted(n for n, c in self.live.items() if moving & set(self.truth.hashes(c.sequence.chain)))
 
     def _enter(self, spec: RequestSpec, chain: list[int]) -> None:
         """It lives from here."""
@@ -125,8 +136,11 @@ class TierBooks:
             return
         ends = zip(flight.transfer.device_blocks, flight.outcomes, strict=True)
         lost = {block for block, outcome in ends if outcome is not BlockOutcome.DONE}
+        number = flight.transfer.transfer_id
+        gated = {g.request_id for step in self.steps for g in step.output.gated_loads if g.transfer_id == number}
         for choice in self.live.values():
-            if choice.name in self._doomed or (choice.table is not None and lost & set(choice.table)):
+            has_lost = choice.table is not None and bool(lost & set(choice.table))
+            if has_lost or choice.name in self._doomed or choice.name in gated:
                 self._restart(choice)
                 self.num_restarts += 1
 

@@ -9,7 +9,6 @@ without a step in a world where nothing is under way would wait for ever, and is
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 from collections import Counter
@@ -29,7 +28,7 @@ from scheduler.output import (
     Verdict,
     VerdictKind,
 )
-from scheduler.request import BlockHash, FinishReason, RequestSpec
+from scheduler.request import MAX_FAILED_LOADS, BlockHash, FinishReason, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLO, SLOClasses
 from tests.device_model import POISON, STOP_TOKEN
@@ -41,6 +40,8 @@ from tests.tier_weather import Weather
 T = TypeVar("T")
 STEP_S = 0.02
 MAX_IDLE_STEPS = 3
+COPIES_PER_BLOCK = 10
+"""See `TierRig.most_steps`."""
 
 
 class TierRig(TierBooks):
@@ -331,35 +332,28 @@ class TierRig(TierBooks):
         """Changes with everything that brings an end nearer."""
         return self.now_s, self._num_begun, sum(self.num_moved.values()), self.num_restarts, len(self.outcomes)
 
-    def most_steps(self, num_failures: int = 0) -> int:
-        """A bound on the steps until all live requests have ended.
+    def most_steps(self) -> int:
+        """A bound on the steps until all live requests have ended, whatever copies do.
 
-        A request is computed from its start at most `max_preemptions` + 1 times, and once more for each block that it
-        waited for in vain. Each step with a request computes a token of it, or begins or ends a copy, or is one of two
-        that find that there is nothing to begin. A token's block is at most read, loaded, stored, written and deleted,
-        and each of these begins and ends.
+        A request starts at most once, once more after each of `max_preemptions` preemptions and once more after each of
+        `MAX_FAILED_LOADS` failed loads; in each of these lives it computes each of its tokens at most once. A step that
+        computes nothing begins a copy, ends one, or is the one that finds nothing to begin after that. In a life each
+        block is at most loaded and read, stored when it is full and when the request yields, written after each of
+        these, and every file is deleted: `COPIES_PER_BLOCK`. What was under way, and what lies on the host to be
+        written, comes on top.
         """
-        num_bad = num_failures + sum(content is None for content in self.disk.values()) + self.tiers.num_host_slots
-        num_lives = self.config.max_preemptions + 2 + num_bad
-        num_tokens = sum(choice.spec.num_kv_tokens for choice in self.live.values())
-        num_before = 2 * len(self.content.flights) + 2 * self.tiers.num_host_slots + 2 * len(self.disk)
-        return 2 * (1 + 2 * len(TransferKind)) * num_tokens * num_lives + num_before + 10
-
-    def num_on_disk(self, chain: list[int]) -> int:
-        """Leading full blocks of a chain whose files are there and right."""
-        present = (self.disk.get(block_hash) is not None for block_hash in self.truth.hashes(chain))
-        return sum(itertools.takewhile(bool, present))
-
-    def names_in_flight(self) -> list[str]:
-        """Live requests of whose blocks some are being copied."""
-        moving = {h for flight in self.content.flights.values() for h in flight.transfer.block_hashes}
-        return sorted(n for n, c in self.live.items() if moving & set(self.truth.hashes(c.sequence.chain)))
+        num_lives = 1 + self.config.max_preemptions + MAX_FAILED_LOADS
+        size, num_steps = self.config.block_size, 0
+        for choice in self.live.values():
+            num_tokens = choice.spec.num_kv_tokens
+            num_steps += num_lives * (num_tokens + 3 * COPIES_PER_BLOCK * -(-num_tokens // size))
+        return num_steps + 3 * (len(self.content.flights) + 2 * self.tiers.num_host_slots + len(self.disk))
 
     def drain(self, max_steps: int) -> int:
         """Run until every request has ended; returns the steps it took."""
         first = self.num_steps
         while self.live or self.steps:
-            assert self.num_steps - first < max_steps, f"{len(self.live)} of {self.live} are left: no end"
+            assert self.num_steps - first < max_steps, f"{sorted(self.live)} are left: no end"
             self.step()
         return self.num_steps - first
 
