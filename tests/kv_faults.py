@@ -52,7 +52,8 @@ def cut(path: Path, rng: random.Random) -> None:
 
 
 def lengthen(path: Path, rng: random.Random) -> None:
-    with path.open("ab") as file:
+    with path.open("r+b") as file:  # no other mode: a file that has just been evicted must not come back
+        file.seek(0, os.SEEK_END)
         file.write(bytes(rng.randrange(1, 64)))
 
 
@@ -73,7 +74,8 @@ def other_block(path: Path, rng: random.Random) -> None:
     """The content of another file, whole and with a checksum that is right."""
     others = [other for other in block_files(path.parents[3]) if other != path]
     if others:
-        path.write_bytes(rng.choice(others).read_bytes())
+        with path.open("r+b") as file:
+            file.write(rng.choice(others).read_bytes())
 
 
 def remove(path: Path, rng: random.Random) -> None:
