@@ -136,6 +136,9 @@ class TierContent:
             both_read = new.kind in FROM_SLOT and old.kind in FROM_SLOT
             shared = set(new.host_slots) & set(old.host_slots)
             assert not shared or both_read, f"slot {shared} is an end of {old} and of {new}"
+            if new.kind in TO_SLOT and old.kind in TO_SLOT:
+                twice = set(new.block_hashes) & set(old.block_hashes)
+                assert not twice, f"{twice} come to the host by {old} and by {new}"
             if new.kind in ON_DISK and old.kind in ON_DISK:
                 files = set(new.block_hashes) & set(old.block_hashes)
                 assert not files, f"file {files} is used by {old} and by {new}"

@@ -48,7 +48,7 @@ def scripted(monkeypatch):
     """A rig over a script: blocks of two tokens, eight of them on the device and four on the host."""
     scheduler = ScriptedScheduler()
     monkeypatch.setattr("tests.tier_rig.Scheduler", lambda *_: scheduler)
-    monkeypatch.setattr("tests.tier_rig.STOP_TOKEN", None)  # every answer is as long as asked for
+    monkeypatch.setattr("tests.tier_rig.STOP_TOKEN", -1)  # every answer is as long as asked for
     config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, block_size=2)
     rig = TierRig(config, small_classes(), 8, TierConfig(4, 8, 1), weather=Weather(random.Random(0)))
     rig.add(PROMPT, 4)
