@@ -50,12 +50,12 @@ class DecodePhase:
         decodes, prefills = [], []
         for request in self._running:  # most senior first: whoever yields is not scheduled yet
             num_tokens = request.num_tokens_to_compute
-            if request.load_ids:
-                plan.loading.append(request)
-            elif num_tokens > 1 or (num_tokens and not request.is_placed):
-                prefills.append(request)
-            elif num_tokens == 1:
+            if num_tokens == 1 and request.is_placed and not request.load_ids:
                 decodes.append(request)
+            elif request.load_ids:
+                plan.loading.append(request)
+            elif num_tokens:
+                prefills.append(request)
         left_out = budget.choose_decodes(decodes, may_skip=self._policy.rights.skips_decodes)
         chosen = decodes if not left_out else [request for request in decodes if request not in left_out]
         self._schedule_tokens(chosen, plan)

@@ -10,6 +10,7 @@ from scheduler.kv_tiers import KVTiers
 from scheduler.kv_transfer import NO_TIERS, Tier, TierConfig
 from scheduler.output import BlockCopy
 from scheduler.request import BlockHash, Request
+from scheduler.retention import OUTPUT_PRIORITY
 
 
 class KVCacheManager:
@@ -88,15 +89,17 @@ class KVCacheManager:
             return ()  # a decode whose last block has room
         if self.num_blocks_to_take(request, num_tokens, computed_blocks) > self.pool.num_free_blocks:
             return None
-        is_start = not request.block_ids
+        if request.block_ids:  # a decode whose last block is full
+            added = tuple(self.pool.allocate(self.num_blocks_for(num_tokens) - len(request.block_ids)))
+            request.block_ids.extend(added)
+            return added
         self.pool.acquire(block_id for block_id in computed_blocks if block_id is not None)
-        num_new = max(0, self.num_blocks_for(num_tokens) - len(request.block_ids) - len(computed_blocks))
+        num_new = max(0, self.num_blocks_for(num_tokens) - len(computed_blocks))
         new = iter(self.pool.allocate(num_new + computed_blocks.count(None)))
         added = (*(next(new) if block_id is None else block_id for block_id in computed_blocks), *new)
         request.block_ids.extend(added)
-        if is_start:
-            request.num_registered_blocks = len(computed_blocks)
-            self._count_lookup(request, computed_blocks)
+        request.num_registered_blocks = len(computed_blocks)
+        self._count_lookup(request, computed_blocks)
         return added
 
     def _count_lookup(self, request: Request, computed_blocks: Sequence[int | None]) -> None:
@@ -152,7 +155,19 @@ class KVCacheManager:
 
     def retention(self, request: Request, index: int) -> int:
         """Priority with which a block of its table is kept in cheaper tiers: that of the request, for output 0."""
-        return request.spec.retention if (index + 1) * self.block_size <= request.num_prompt_tokens else 0
+        is_prompt = (index + 1) * self.block_size <= request.num_prompt_tokens
+        return request.spec.retention if is_prompt else OUTPUT_PRIORITY
+
+    def note_use(self, request: Request) -> None:
+        """It used its blocks until now. In cheaper tiers the first of them are to stay longest: those after them are of
+        no use alone.
+        """
+        if not self.tiers.is_on or not request.num_registered_blocks:
+            return
+        hashes = request.block_hashes[: request.num_registered_blocks]
+        num_prompt_blocks = min(len(hashes), request.num_prompt_tokens // self.block_size)
+        self.tiers.directory.touch(hashes[num_prompt_blocks:], OUTPUT_PRIORITY)
+        self.tiers.directory.touch(hashes[:num_prompt_blocks], request.spec.retention)
 
     def detach(self, request: Request) -> list[int]:
         """Empty the table and hand its references to the caller, who gives them to `release` later."""

@@ -53,6 +53,8 @@ class KVTiers:
 
     def __init__(self, config: TierConfig, pool: BlockPool) -> None:
         self.config = config
+        self.is_on = config.has_host
+        """Whether there is anything beside the device."""
         self._pool = pool
         self.directory = TierDirectory(config)
         self.use = TierUse()
@@ -72,11 +74,6 @@ class KVTiers:
         self._now_s = 0.0
         self.quote = LinkQuote(NO_LINK, config.block_bytes)
         pool.on_forget = self._write_behind.drop
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is anything beside the device."""
-        return self.config.has_host
 
     def observe(self, link: LinkSnapshot, now_s: float) -> None:
         """At the start of a step."""

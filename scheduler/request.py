@@ -119,7 +119,7 @@ class Request:
     """When it last got its blocks."""
     is_placed: bool = False
     """A step had it since: the runner knows its table."""
-    load_ids: set[int] = dataclasses.field(default_factory=set)
+    load_ids: frozenset[int] = frozenset()
     """Transfers under way that bring blocks of its table; it computes nothing meanwhile, unless a step waits for them
     layer by layer."""
     num_failed_loads: int = 0
@@ -211,7 +211,7 @@ class Request:
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_pending_samples = 0
         self.num_lives += 1
         self.is_placed = self.has_read_disk = False
-        self.load_ids.clear()
+        self.load_ids = frozenset()
 
     def check(self) -> None:
         """Assert that its counts and times fit each other."""

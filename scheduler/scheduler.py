@@ -374,7 +374,7 @@ class Scheduler:
             return FinishReason.ERROR
         if result.new_block_hashes:
             request.block_hashes.extend(result.new_block_hashes)  # they name tokens: true even if the blocks are gone
-        if entry.is_void:
+        if request.num_lives != entry.num_lives:
             self._counters.discarded_tokens += result.num_sampled
             return None
         assert not request.load_ids and result.num_sampled == entry.samples, f"{request.request_id}: no part of a step"
@@ -425,7 +425,7 @@ class Scheduler:
         else:
             self._queue.remove(request)
             self._fetch.forget(request)
-        request.load_ids.clear()
+        request.load_ids = frozenset()
         request.is_placed = False
         request.move(RequestStatus.FINISHED)
         request.finish_reason = reason

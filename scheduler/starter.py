@@ -114,7 +114,7 @@ class Starter:
         hashes = request.block_hashes[:num_computed]
         tiers.used(hashes, request.spec.retention)
         tiers.use.num_recompute_choices += start.is_trimmed
-        request.load_ids = tiers.load_ids(hashes)
+        request.load_ids = frozenset(tiers.load_ids(hashes))
         if None in start.computed_blocks:
             lacking = [index for index, block_id in enumerate(start.computed_blocks) if block_id is None]
             load_id = tiers.load(
@@ -122,7 +122,7 @@ class Starter:
                 [request.block_ids[index] for index in lacking],
                 request.deadlines.next_s,
             )
-            request.load_ids.add(load_id)
+            request.load_ids |= {load_id}
 
     def _first_position(self, request: Request, start: StartNeeds) -> int:
         if start.leader is not None:

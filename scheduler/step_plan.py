@@ -53,7 +53,8 @@ class StepPlan:
             ScheduledRequest(request.request_id, num_tokens, position, first_block, new_block_ids, samples)
         )
         self._entries.append(StepEntry(request, num_tokens, samples, request.num_lives))
-        self._gated.extend(GatedLoad(request.request_id, load_id) for load_id in sorted(request.load_ids))
+        if request.load_ids:
+            self._gated.extend(GatedLoad(request.request_id, load_id) for load_id in sorted(request.load_ids))
         request.num_scheduled_tokens += num_tokens
         request.is_placed = True
         if samples:

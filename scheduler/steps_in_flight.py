@@ -57,9 +57,9 @@ class InFlightStep:
             raise ValueError(f"step {self.step_id}: {len(result.results)} results for {len(self.entries)} requests")
         results = self._in_order(result.results)
         for entry, one in zip(self.entries, results, strict=True):
-            is_whole = one.num_sampled == entry.samples or one.finish_reason is FinishReason.ERROR
-            may_lack = entry.is_void or (one.num_sampled == 0 and entry.may_fail)
-            if not is_whole and not may_lack:
+            if one.num_sampled == entry.samples or one.finish_reason is FinishReason.ERROR:
+                continue
+            if not entry.is_void and not (one.num_sampled == 0 and entry.may_fail):
                 raise ValueError(
                     f"step {self.step_id}: {one.num_sampled} samples of {one.request_id!r}, it asked for "
                     f"{int(entry.samples)}"

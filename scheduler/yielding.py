@@ -95,6 +95,7 @@ class Yielding:
 
     def give_back(self, request: Request) -> None:
         """Its blocks, at once or when the step in flight is done."""
+        self._kv.note_use(request)
         block_ids = self._kv.detach(request)
         if not self._steps.hold(request, block_ids):
             self._kv.release(block_ids)
