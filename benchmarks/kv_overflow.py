@@ -5,18 +5,21 @@ tiers and without, in turn. A server without the limit answers the same first: i
 answers are everyone's history. Numbers are float32 unless `--dtype` says otherwise, so that the same text is a fair
 demand.
 
-Nobody is refused (`--admission caps`). Requests are judged by the load generator's rules and the classes' own targets,
-by the client's clock. Everything that was sent is in the table.
+Nobody is refused (`--admission caps`, and classes that queue what would be late). Requests are judged by the load
+generator's rules and the classes' own targets, by the client's clock. Everything that was sent is in the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from benchmarks.kv_serving import (
     PACE_TOKENS,
@@ -43,6 +46,7 @@ from loadgen.metrics import ClassSummary, Outcome, judge, summarize
 from loadgen.server_probe import probe_server
 from loadgen.targets import TargetBook
 from loadgen.trace import TraceEnd
+from scheduler.slo import SLOClasses
 
 LENGTHS = {"realtime": 1, "interactive": 1, "standard": 2, "batch": 4}
 """Of answers, in shares of `--answer-tokens`."""
@@ -81,9 +85,23 @@ class Shape:
         return self.num_first_tokens + answer + 64 + (self.num_turns - 1) * later
 
     @property
+    def longest_tokens(self) -> int:
+        """Of a request, with room to spare, in whole blocks."""
+        return -(-int(1.25 * self.tokens_of_chat(CLASSES[-1])) // 16) * 16
+
+    @property
     def mean_tokens(self) -> int:
         """Of a chat at its end."""
         return sum(self.tokens_of_chat(slo_class) for slo_class in CLASSES) // len(CLASSES)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Site:
+    """What servers are told besides."""
+
+    classes_path: Path
+    gbps: float = 0.0
+    """Of the link."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,28 +145,49 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def make_arms(options: argparse.Namespace, shape: Shape, token_bytes: int, gbps: float) -> list[Arm]:
-    """Two servers with the limit."""
-    alike = common(options, -(-int(1.25 * shape.tokens_of_chat(CLASSES[-1])) // 16) * 16)
+def limited_arm(options: argparse.Namespace, shape: Shape, token_bytes: int, site: Site) -> Arm:
+    """The server with the limit and with tiers."""
+    link = ("--link-gbps", f"{site.gbps:.4f}")
     if options.device_memory:
-        limit = ("--device-memory", options.device_memory, "--link-gbps", f"{gbps:.4f}")
-        return [
-            Arm(OFF, (*alike, *limit, "--host-memory", "0")),
-            Arm(ON, (*alike, *limit)),
-        ]
-    few = ("--kv-cache-memory", str(int(options.fit * shape.mean_tokens * token_bytes)))
-    host = str(2 * shape.num_chats * shape.mean_tokens * token_bytes)
-    return [
-        Arm(OFF, (*alike, *few)),
-        Arm(ON, (*alike, *few, "--host-memory", host, "--link-gbps", f"{gbps:.4f}")),
-    ]
+        limit: tuple[str, ...] = ("--device-memory", options.device_memory, *link)
+    else:
+        host = str(2 * shape.num_chats * shape.mean_tokens * token_bytes)
+        limit = (*limit_of_blocks(options, shape, token_bytes), "--host-memory", host, *link)
+    return Arm(ON, (*common(options, shape.longest_tokens, site), *limit))
 
 
-def common(options: argparse.Namespace, longest_tokens: int) -> tuple[str, ...]:
+def arm_without_tiers(options: argparse.Namespace, shape: Shape, token_bytes: int, site: Site, url: str) -> Arm:
+    """The same without; where weights may be streamed, with host memory for these alone, as the one at `url` has."""
+    if options.device_memory:
+        weights_bytes = fetch_metrics(url)[sample("headrace_host_memory_bytes", owner="weights")]
+        link = ("--link-gbps", f"{site.gbps:.4f}")
+        limit: tuple[str, ...] = ("--device-memory", options.device_memory, *link)
+        limit = (*limit, "--host-memory", f"{weights_bytes:.0f}")
+    else:
+        limit = limit_of_blocks(options, shape, token_bytes)
+    return Arm(OFF, (*common(options, shape.longest_tokens, site), *limit))
+
+
+def limit_of_blocks(options: argparse.Namespace, shape: Shape, token_bytes: int) -> tuple[str, str]:
+    return ("--kv-cache-memory", str(int(options.fit * shape.mean_tokens * token_bytes)))
+
+
+def patient_classes() -> str:
+    """A class file: the built-in classes, but whoever cannot be in time waits, and nobody is refused for it."""
+    lines = ['default_class = "standard"']
+    for c in SLOClasses():
+        lines += [f"[classes.{c.name}]", f"ttft_base_s = {c.ttft_base_s}", f"tpot_s = {c.tpot_s}"]
+        lines += [f"ttft_per_1k_tokens_s = {c.ttft_per_1k_tokens_s}", f"protected = {str(c.protected).lower()}"]
+        lines += [] if c.max_stall_s is None else [f"max_stall_s = {c.max_stall_s}"]
+        lines += [f"objective = {c.objective}", f"share = {c.share}", 'when_infeasible = "queue"']
+    return "\n".join(lines) + "\n"
+
+
+def common(options: argparse.Namespace, longest_tokens: int, site: Site) -> tuple[str, ...]:
     """What all servers have in common, but for the longest request that they take."""
     return (
         "--model", options.model, "--dtype", options.dtype, "--threads", str(options.threads),
-        "--max-model-len", str(longest_tokens), "--admission", "caps",
+        "--max-model-len", str(longest_tokens), "--admission", "caps", "--classes", str(site.classes_path),
     )  # fmt: skip
 
 
@@ -295,29 +334,40 @@ def report(found: Mapping[str, Found]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     quiet = Quiet()
+    with tempfile.TemporaryDirectory() as temporary:
+        classes_path = Path(temporary) / "classes.toml"
+        classes_path.write_text(patient_classes(), encoding="utf-8")
+        serve_and_measure(options, Site(classes_path))
+    print(f"\n{quiet.note()}")
+
+
+def serve_and_measure(options: argparse.Namespace, site: Site) -> None:
+    """Everything but the note on other processes."""
     shape = Shape(options.chats, options.turns, options.first_tokens, options.later_tokens, options.answer_tokens)
     token_bytes = kv_bytes_per_token(options.model, options.dtype)
     everything = str(2 * shape.num_chats * shape.mean_tokens * token_bytes)
-    free = Arm(FREE, (*common(options, PACE_TOKENS), "--kv-cache-memory", everything))
-    with serving_all([free]) as first:
-        pace = asyncio.run(find_pace(first[FREE], Texts(), 1 if options.quick else 3))
-        gbps = loads_per_compute(options.emulate) * token_bytes / pace.s_per_token / 1e9
-        limit = f"--device-memory {options.device_memory}" if options.device_memory else f"{options.fit:g} of them"
-        print(
-            heading(
-                "kv_overflow",
-                f"{options.model}, {options.dtype}, {options.threads} threads; {shape.num_chats} chats of "
-                f"{shape.num_turns} turns, about {shape.mean_tokens} tokens each at their ends, "
-                f"{shape.num_answer_tokens} to {shape.answer_tokens(CLASSES[-1])} a turn generated; device blocks for "
-                f"{limit}; link {gbps:.3f} GB/s, the "
-                f"ratio of {options.emulate}; {options.rounds} rounds, seed {options.seed}",
-            ),
-            flush=True,
-        )
-        with serving_all(make_arms(options, shape, token_bytes, gbps)) as others:
-            found = asyncio.run(measure({**first, **others}, options, shape, pace))
+    free = Arm(FREE, (*common(options, PACE_TOKENS, site), "--kv-cache-memory", everything))
+    with contextlib.ExitStack() as stack:
+        urls = stack.enter_context(serving_all([free]))
+        pace = asyncio.run(find_pace(urls[FREE], Texts(), 1 if options.quick else 3))
+        site = dataclasses.replace(site, gbps=loads_per_compute(options.emulate) * token_bytes / pace.s_per_token / 1e9)
+        print(heading("kv_overflow", describe(options, shape, site)), flush=True)
+        urls |= stack.enter_context(serving_all([limited_arm(options, shape, token_bytes, site)]))
+        off = arm_without_tiers(options, shape, token_bytes, site, urls[ON])
+        urls |= stack.enter_context(serving_all([off]))
+        found = asyncio.run(measure(urls, options, shape, pace))
     print(report(found))
-    print(f"\n{quiet.note()}")
+
+
+def describe(options: argparse.Namespace, shape: Shape, site: Site) -> str:
+    """What is asked, and of whom."""
+    limit = f"--device-memory {options.device_memory}" if options.device_memory else f"{options.fit:g} of them"
+    return (
+        f"{options.model}, {options.dtype}, {options.threads} threads; {shape.num_chats} chats of {shape.num_turns} "
+        f"turns, about {shape.mean_tokens} tokens each at their ends, {shape.num_answer_tokens} to "
+        f"{shape.answer_tokens(CLASSES[-1])} a turn generated; device blocks for {limit}; link {site.gbps:.3f} GB/s, "
+        f"the ratio of {options.emulate}; {options.rounds} rounds, seed {options.seed}"
+    )
 
 
 if __name__ == "__main__":
