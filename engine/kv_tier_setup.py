@@ -91,7 +91,7 @@ def check_kv_tier_options(config: ProcessConfig) -> None:
             f"{option} keeps KV blocks for requests with the same prefix, which --no-enable-prefix-caching forbids; "
             "leave one of them away"
         )
-    if offload.disk_path is None:
+    if offload.disk_path is None or config.is_restart:  # then it is opened, or served without
         return
     path = Path(offload.disk_path)
     try:

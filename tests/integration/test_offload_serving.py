@@ -98,6 +98,7 @@ def test_a_third_of_the_layers_is_streamed_and_the_metrics_show_it(streamed: Ser
     after = streamed.metrics()
     moved = 'headrace_offload_bytes_total{direction="h2d",kind="weights"}'
     loads = after["headrace_offload_weight_loads_total"] - before["headrace_offload_weight_loads_total"]
+    assert after['headrace_kv_tier_on{tier="host"}'] == 1, "KV blocks have a place beside the weights, unasked"
     assert loads >= MAX_TOKENS * before['headrace_offload_layers{place="host"}']
     assert after[moved] - before[moved] > MAX_TOKENS * 30 * 2**20
     exposed, hidden = (after[f"headrace_offload_{name}_seconds_total"] for name in ("exposed", "hidden"))

@@ -29,6 +29,7 @@ from engine.model_config import ModelConfig
 from engine.offload_setup import PlacedWeights
 from engine.process_config import ProcessConfig
 from engine.runner_factory import BuiltRunner
+from engine.tiered_offload import TieredOffload
 from kernels.rotary import LongScaling, Rope
 from offload.config import OffloadConfig
 from offload.cpu_device import CpuDevice
@@ -39,8 +40,10 @@ from offload.kv_host_pool import OWNER
 from offload.link_config import LinkConfig
 from scheduler.config import SchedulerConfig
 from scheduler.kv_transfer import KVTransfer, Purpose, TransferKind
+from scheduler.link import ClassFloor, LinkDirection, LinkSnapshot
 from scheduler.output import SchedulerOutput
 from tests.fakes import FakeRunner
+from tests.scripted_offload import ScriptedOffload
 
 MODEL = ModelConfig(
     architecture="llama", num_layers=10, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
@@ -196,6 +199,18 @@ def test_a_path_that_is_no_directory_is_found_before_anything_is_loaded(
         check_kv_tier_options(make_config(disk_path=str(file / "below")))
 
 
+def test_a_disk_that_is_gone_ends_no_restart(
+    make_config: MakeConfig, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    config = make_config(disk_path=str(file), is_restart=True)
+    check_kv_tier_options(config)
+    _, tiers = opened(config)
+    assert tiers.config.num_disk_blocks == 0
+    assert "goes on without its disk: --disk-path" in caplog.text
+
+
 class Beside:
     """Weights on the host, and the tiers that get what they leave."""
 
@@ -264,6 +279,24 @@ def test_a_runner_with_tiers_gives_all_of_it_back(make_config: MakeConfig, opene
     for _ in range(2):
         tiered.offload.close()
     assert tiers.host_tier.used_bytes == 0
+
+
+def test_the_scheduler_sees_weights_and_blocks_on_one_link(make_config: MakeConfig, opened: Open) -> None:
+    """Of the weights' manager: which blocks and classes there are; of the link: its speed and what waits for it."""
+    _, tiers = opened(make_config(host_memory_bytes=2**20, link_gbps=0.001))
+    placement = LinkSnapshot(num_streamed_layers=3, num_blocks=5, classes=(ClassFloor("standard"),))
+    offload = TieredOffload(ScriptedOffload(placement), tiers.gate, tiers.link, tiers.host_tier, tiers.bell)
+    snapshot = offload.snapshot()
+    status = tiers.link.snapshot()
+    assert dataclasses.replace(
+        snapshot, h2d=LinkDirection(), d2h=LinkDirection(), coupling=1.0, kv_link_share=0.0
+    ) == placement  # fmt: skip
+    assert (snapshot.h2d.p5_bytes_per_s, snapshot.kv_link_share) == (1e6, status.kv_link_share)
+    blocks = tuple(range(4))
+    hashes = tuple(bytes([number]) * 32 for number in blocks)
+    store = KVTransfer(1, TransferKind.STORE, Purpose.FREES_BLOCKS, hashes, blocks, blocks)
+    offload.begin(SchedulerOutput(0, 0.0, (), transfers=(store,)), 0.0)
+    assert offload.snapshot().d2h.queued_kv_store_bytes > 3 * BLOCK_BYTES, "160 KiB at 1 MB/s"
 
 
 def test_what_the_bytes_depend_on_is_in_their_identity(make_config: MakeConfig) -> None:
