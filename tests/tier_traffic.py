@@ -21,6 +21,9 @@ CLASS_NAMES = ("high", "middle", "low")
 LINKS = (LinkDirection(), LinkDirection(1e9, 0.8e9), LinkDirection(1e4, 1e4), LinkDirection(100.0, 50.0))
 """Nothing is known; a block of 100 bytes in no time, in a step's time, in many steps' time."""
 
+WORKS = ((TransferKind.STORE, TransferKind.LOAD), (TransferKind.READ, TransferKind.WRITE))
+"""What the link and the disk do: either may break."""
+
 
 def draw_link(rng: random.Random, num_blocks: int) -> LinkSnapshot:
     """Another number of streamed layers, another border, another speed."""
@@ -50,7 +53,7 @@ def draw_rig(rng: random.Random) -> TierRig:
         config,
         small_classes(queue_cap_tokens=400, max_wait_s=200.0),
         rng.randint(3, 16),
-        TierConfig(rng.choice((1, 2, 3, 8, 20, 40)), rng.choice((0, 1, 4, 16, 60)), 100, rng.randint(1, 3)),
+        TierConfig(rng.choice((1, 2, 4, 8, 20, 40)), rng.choice((0, 2, 16, 60, 60)), 100, rng.randint(1, 3)),
         weather=Weather(random.Random(rng.random())),
         coefficients=make_coefficients() if rng.random() < 0.5 else None,
     )
@@ -71,8 +74,8 @@ class TierTraffic:
         self._digest = hashlib.sha256()
         self._watch()
         turns: dict[Callable[[], None], float] = {
-            self._offer: 0.25,
-            self._go_on: 0.05,
+            self._offer: 0.18,
+            self._go_on: 0.14,
             self._abort: 0.1,
             self._step: 0.2,
             self._step_with_one_in_flight: 0.15,
@@ -162,10 +165,10 @@ class TierTraffic:
     def _go_on(self) -> None:
         """The next turns of some conversations."""
         rng, rig = self._rng, self.rig
-        for _ in range(rng.randint(1, 4)):
-            if rig.known_chains:
-                chain = rig.truth.extend(rng.choice(rig.known_chains), rng.choice(([1], [1, 2])))
-                rig.add_chain(chain, rng.randint(0, 4), rng.choice(CLASS_NAMES))
+        for _ in range(rng.randint(1, 3) if rig.known_chains else 0):
+            chain = rng.choice(rig.known_chains)
+            for tail in rng.choice(([[1]], [[1, 2]], [[1], [2]])):
+                rig.add_chain(rig.truth.extend(chain, tail), rng.randint(0, 4), rng.choice(CLASS_NAMES))
 
     def _abort(self) -> None:
         rng, rig = self._rng, self.rig
@@ -199,12 +202,15 @@ class TierTraffic:
 
     def _change_the_weather(self) -> None:
         rng, weather = self._rng, self.rig.weather
-        if rng.random() < 0.5:
+        draw = rng.random()
+        weather.failures = dict(FAILURES)
+        if draw < 0.45:
             weather.longest_s = rng.choice((0.0, 0.05, 0.5, 5.0))
-        else:
+        elif draw < 0.8:
             weather.failing = {kind: rng.choice((0.3, 1.0)) for kind in TransferKind if rng.random() < 0.4}
-            is_broken = rng.random() < 0.3
-            weather.failures = dict.fromkeys(TransferKind, (BlockOutcome.FAILED,)) if is_broken else dict(FAILURES)
+        else:
+            weather.failing = dict.fromkeys(rng.choice(WORKS), 1.0)
+            weather.failures = dict.fromkeys(TransferKind, (BlockOutcome.FAILED,))
 
     def _spoil(self) -> None:
         """A byte flips, a file vanishes or breaks, others fill the disk."""

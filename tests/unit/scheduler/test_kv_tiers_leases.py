@@ -240,6 +240,29 @@ def test_whoever_shares_a_load_that_failed_computes(outcome):
     assert set(rig.outcomes.values()) == {"length"}
 
 
+def test_a_choice_waits_for_its_leaders_load():
+    """A leader that yielded has its prompt back once it has arrived: nobody may take it over before."""
+    rig = make_rig(num_blocks=8, max_num_seqs=2)
+    rig.add([1] * 8, 4, "low", n=2)
+    rig.step()
+    high = add(rig, [2] * 13, 2, "high")
+    assert rig.step().preempted == ("g0/0",)
+    while high in rig.live:
+        rig.step()
+    freeze(rig)
+    rig.link = SLOW
+    assert not rig.schedule().scheduled
+    rig.update()
+    assert flying(rig, LOAD)
+    rig.schedule()
+    rig.update()
+    assert rig.live["g0/1"].table is None
+    rig.land()
+    rig.calm()
+    rig.drain(rig.most_steps())
+    assert set(rig.outcomes.values()) == {"length"} and rig.num_restarts == 0
+
+
 def test_who_yielded_while_it_is_stored_finds_its_blocks_again():
     """The store was for others to have its places; it comes back by a hit, and nothing is stored twice."""
     rig = yielded_and_is_stored()
