@@ -141,8 +141,9 @@ def test_what_the_device_and_the_host_have_is_not_read() -> None:
     other = make_request("other", 4, 9, prompt="p")
     compute(queue.kv, other, 4)
     queue.kv.free(other)
-    (read,) = queue.begin(queue.add())
-    assert read.block_hashes == (FILES[1], FILES[3])
+    request = queue.add()
+    (read,) = queue.begin(request)
+    assert read.block_hashes == (FILES[1], FILES[3]) and request.num_read_tokens == 8
 
 
 def test_nothing_behind_a_gap_is_read() -> None:

@@ -85,6 +85,12 @@ def test_two_loads_wait_side_by_side() -> None:
     budget.add(make_prefill("loading", 68, num_computed_tokens=8), 60)
     assert bears(budget, 39, 0.06, 4), "99 + 55 ms"
     assert not bears(budget, 41, 0.06, 4), "101 + 55 ms"
+    budget = make_budget()
+    for num_tokens, wait_s in ((60, 0.1), (39, 0.06)):
+        assert bears(budget, num_tokens, wait_s, 4)
+        budget.add(make_prefill("loading", num_tokens + 8, num_computed_tokens=8), num_tokens)
+    assert budget.fit(make_prefill("p", 44), 44, 512) == 44, "99 + 55 ms leave 46"
+    assert budget.fit(make_prefill("p", 48), 48, 512) == 44
 
 
 def test_one_that_is_refused_leaves_the_step_as_it_was() -> None:

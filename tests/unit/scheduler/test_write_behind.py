@@ -40,10 +40,11 @@ def test_once_more_changes_nothing() -> None:
     waiting.add(b"a", PROMPT)
     waiting.add(b"b", PROMPT)
     waiting.add(b"a", KEYED)
-    waiting.used(b"b")
-    waiting.used(b"b")
+    waiting.add(b"c", PROMPT)
+    for block_hash in (b"b", b"c", b"b"):
+        waiting.used(block_hash)
     waiting.add(b"b", OUTPUT)
-    assert drained(waiting) == [(b"b", PROMPT), (b"a", PROMPT)]
+    assert drained(waiting) == [(b"b", PROMPT), (b"c", PROMPT), (b"a", PROMPT)]
 
 
 def test_who_is_not_here_is_neither_used_nor_dropped() -> None:
