@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def find_blocks(directory: Path, file_bytes: int) -> tuple[list[FoundBlock], lis
         with contextlib.suppress(FileNotFoundError):
             block_hash = _hash_of(path)
             status = entry.stat(follow_symlinks=False)
-            if block_hash is None or status.st_size != file_bytes:
+            if block_hash is None or status.st_size != file_bytes or not stat.S_ISREG(status.st_mode):
                 strays.append(path)
             else:
                 found.append(FoundBlock(status.st_mtime, block_hash, path))

@@ -114,7 +114,7 @@ class DiskTier:
             if not self._files.read(block_path(self.directory, block_hash), header, into):
                 return MoveOutcome.CORRUPT, 0
             found = self._format.verify(header, into, block_hash)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._held.discard(block_hash)  # its room is free; one step under the interpreter's lock
             return MoveOutcome.ABSENT, 0
         except OSError:
@@ -128,7 +128,7 @@ class DiskTier:
         """Remove the file of a block; DONE where there is none."""
         try:
             self._files.remove(block_path(self.directory, block_hash))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError:
             return MoveOutcome.FAILED
@@ -163,7 +163,7 @@ class DiskTier:
             self._keep_manifest(fingerprint)
             found, strays = find_blocks(self.directory, self._format.file_bytes)
             for stray in strays:
-                self._files.remove(stray)
+                self._remove_stray(stray)
             self._foreign = ForeignBlocks(self.directory.parent, self.directory)
             self._num_blocks = self._capacity(len(found))
             while len(found) > self._num_blocks:
@@ -179,11 +179,18 @@ class DiskTier:
         """Blocks beside another manifest are of somebody else, whatever the folder's name says."""
         manifest = self.directory / MANIFEST
         with contextlib.suppress(FileNotFoundError):
-            if manifest.read_text(encoding="utf-8", errors="replace") != fingerprint.manifest:
-                found, strays = find_blocks(self.directory, self._format.file_bytes)
-                for stray in (*strays, *(block.path for block in found)):
-                    self._files.remove(stray)
+            if manifest.read_text(encoding="utf-8", errors="replace") == fingerprint.manifest:
+                manifest.touch()  # not written again: on a full disk it would be lost, and with it all blocks
+                return
+            found, strays = find_blocks(self.directory, self._format.file_bytes)
+            for stray in (*strays, *(block.path for block in found)):
+                self._remove_stray(stray)
         manifest.write_text(fingerprint.manifest, encoding="utf-8")
+
+    def _remove_stray(self, path: Path) -> None:
+        """As far as that is allowed: nobody will ask for a directory, or for what is somebody else's."""
+        with contextlib.suppress(OSError):
+            self._files.remove(path)
 
     def _capacity(self, num_found: int) -> int:
         """Blocks that may lie on the disk, those that are there and the room of foreign ones included."""

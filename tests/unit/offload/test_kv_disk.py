@@ -434,3 +434,30 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(DiskTierError, match="cannot be used: No locks available"):
         DiskTier(tmp_path, FINGERPRINT, BLOCK_BYTES, ROOM)
+
+
+def test_what_is_no_file_of_a_block_stops_neither_a_start_nor_a_block(disk: DiskTier) -> None:
+    """A directory where a block was, and a file where its folder was."""
+    first, second = 1, 1 << 120  # in folders of their own
+    for number in (first, second):
+        assert disk.write(key(number), content(1), checksum(content(1))) is DONE
+        shutil.rmtree(file_of(disk, number).parent)
+    file_of(disk, first).mkdir(parents=True)
+    file_of(disk, second).parent.touch()
+    assert read(disk, first) is FAILED and read(disk, second) is ABSENT
+    assert disk.delete(key(first)) is FAILED and disk.delete(key(second)) is DONE
+    again = reopened(disk)
+    try:
+        assert again.hashes == ()
+        assert write(again, 3) is DONE and read(again, 3) is DONE
+    finally:
+        again.close()
+
+
+def test_a_start_on_a_full_disk_leaves_the_manifest_as_it_is(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written anew it would be cut to nothing first, and blocks beside another manifest are somebody else's."""
+    assert write(disk, 1) is DONE
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("the manifest was written"))
+    again = reopened(disk)
+    again.close()
+    assert again.hashes == (key(1),)
