@@ -444,7 +444,7 @@ def test_what_is_no_file_of_a_block_stops_neither_a_start_nor_a_block(disk: Disk
         shutil.rmtree(file_of(disk, number).parent)
     file_of(disk, first).mkdir(parents=True)
     file_of(disk, second).parent.touch()
-    assert read(disk, first) is FAILED and read(disk, second) is ABSENT
+    assert read(disk, first) is CORRUPT and read(disk, second) is ABSENT
     assert disk.delete(key(first)) is FAILED and disk.delete(key(second)) is DONE
     again = reopened(disk)
     try:
