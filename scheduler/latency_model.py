@@ -31,6 +31,12 @@ class StepPrediction:
     is_frozen: bool
     """The first step of its size, or one beside a swap or a changing placement: nothing is learned from it."""
 
+    def after(self, stall_s: float) -> StepPrediction:
+        """The same step, if it waits for loads for so long."""
+        if not stall_s:
+            return self
+        return dataclasses.replace(self, mean_s=self.mean_s + stall_s, p95_s=self.p95_s + stall_s)
+
 
 class LatencyModel:
     """Owns the corrections. No clock, no randomness: equal histories give equal predictions."""

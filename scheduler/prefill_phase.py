@@ -143,9 +143,11 @@ class PrefillPhase:
 
     def _may_join(self, request: Request, num_tokens: int, plan: StepPlan, budget: StepBudget) -> bool:
         wait_s = self._tiers.wait_s(request.load_ids)
+        num_parts = self._tiers.num_load_parts
         if plan.num_tokens == 0 and wait_s <= self._config.max_step_s:
+            budget.wait_for(request, num_tokens, wait_s, num_parts)
             return True
-        return budget.bears(request, num_tokens, wait_s, self._tiers.num_load_parts)
+        return budget.bears(request, num_tokens, wait_s, num_parts)
 
     def _start(self, request: Request, turns: PrefillTurns, plan: StepPlan, budget: StepBudget) -> bool:
         """Let a waiting request run and compute its first tokens. False: it lacks something, nothing changed."""

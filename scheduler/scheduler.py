@@ -241,6 +241,7 @@ class Scheduler:
         features = budget.features_of(plan.num_tokens, plan.num_samples)
         prediction = self._timing.begin(plan.scheduled, link, is_alone=is_alone, features=features)
         if prediction is not None:
+            prediction = prediction.after(budget.stall_s)
             self._end_s = start_s + prediction.mean_s
         num_seats = self._config.max_num_seqs - len(self._running)
         demand = memory_demand(

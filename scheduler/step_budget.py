@@ -62,8 +62,8 @@ class StepBudget:
         self._fill_link = link
         """What prefill is judged beside."""
         self._num_reserved = 0
-        self._stall_s = 0.0
-        """What it waits for loads beside computing."""
+        self.stall_s = 0.0
+        """What it waits for loads beside computing, expected."""
         self._has_prefill = False
         self._has_long_prompt = False
         self.budget_s = None if model is None else limits.max_s
@@ -106,11 +106,11 @@ class StepBudget:
         if self._has_long_prompt and self._is_long(request) and self._features.num_decodes:
             self._explain("long_prompt")
             return 0
-        limit_s = self._limit(self._model) - self._stall_s
+        limit_s = self._limit(self._model) - self.stall_s
         position = min(request.num_known_tokens, request.spec.num_kv_tokens) - num_tokens
         chunk = self._chunk(request, position, num_tokens, most, limit_s)
         least = min(most, self._tile.tokens)
-        slack_s = self._slack_s - self._stall_s
+        slack_s = self._slack_s - self.stall_s
         if chunk < least and limit_s < slack_s and not self._has_prefill:
             # The largest budget keeps arrivals from waiting for a step; it keeps no prompt from being computed.
             tile = self._chunk(request, position, num_tokens, least, slack_s)
@@ -136,13 +136,20 @@ class StepBudget:
         """
         if self._model is None:
             return False
-        features = _with_chunk(self._features, request, num_tokens, request.position)
-        compute_s = self._model.p95_s(features, self._fill_link)
-        stall_s = max(wait_s / num_parts, wait_s + compute_s / num_parts - compute_s)
-        if compute_s + max(self._stall_s, stall_s) > self._limit(self._model):
+        compute_s = self._with_tokens_s(self._model, request, num_tokens)
+        stall_s = max(self.stall_s, _stall_s(wait_s, compute_s, num_parts))
+        if compute_s + stall_s > self._limit(self._model):
             return False
-        self._stall_s = max(self._stall_s, stall_s)
+        self.stall_s = stall_s
         return True
+
+    def wait_for(self, request: Request, num_tokens: int, wait_s: float, num_parts: int) -> None:
+        """The same, whatever is due: the step waits for that load, and is longer by what does not hide."""
+        compute_s = 0.0 if self._model is None else self._with_tokens_s(self._model, request, num_tokens)
+        self.stall_s = max(self.stall_s, _stall_s(wait_s, compute_s, num_parts))
+
+    def _with_tokens_s(self, model: LatencyModel, request: Request, num_tokens: int) -> float:
+        return model.p95_s(_with_chunk(self._features, request, num_tokens, request.position), self._fill_link)
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Tokens of its prefill become part of the step. Before its position moves: it says what they come behind."""
@@ -293,6 +300,11 @@ class StepBudget:
     def _explain(self, reason: str) -> None:
         if reason not in self.reasons:
             self.reasons.append(reason)
+
+
+def _stall_s(wait_s: float, compute_s: float, num_parts: int) -> float:
+    """Of a step that computes for so long beside a load in equal parts: all hides but the first, or but the last."""
+    return max(wait_s / num_parts, wait_s + compute_s / num_parts - compute_s)
 
 
 def _at_median(link: LinkSnapshot) -> LinkSnapshot:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from scheduler.config import SchedulerConfig
 from scheduler.kv_transfer import BlockOutcome, TierConfig, TransferKind
-from scheduler.link import LinkDirection, LinkSnapshot
+from scheduler.link import ClassFloor, LinkDirection, LinkSnapshot
 from scheduler.output import SchedulerOutput
 from tests.device_model import ALPHABET
 from tests.latency_builders import make_coefficients
 from tests.scheduler_model import small_classes
 from tests.tier_rig import TierRig
-from tests.tier_weather import FAILURES, Weather
+from tests.tier_weather import ANY_FAILURE, FAILURES, Weather
 
 CLASS_NAMES = ("high", "middle", "low")
 LINKS = (LinkDirection(), LinkDirection(1e9, 0.8e9), LinkDirection(1e4, 1e4), LinkDirection(100.0, 50.0))
@@ -26,8 +26,9 @@ WORKS = ((TransferKind.STORE, TransferKind.LOAD), (TransferKind.READ, TransferKi
 
 
 def draw_link(rng: random.Random, num_blocks: int) -> LinkSnapshot:
-    """Another number of streamed layers, another border, another speed."""
+    """Another number of streamed layers, another border, another speed; classes close."""
     h2d, num_streamed = rng.choice(LINKS), rng.randint(0, 10)
+    floors = tuple(ClassFloor(name, name == "low" or rng.random() < 0.7, False, 1.0, 0.09) for name in CLASS_NAMES)
     return LinkSnapshot(
         h2d=h2d,
         d2h=rng.choice(LINKS),
@@ -35,24 +36,27 @@ def draw_link(rng: random.Random, num_blocks: int) -> LinkSnapshot:
         num_resident_layers=10 - num_streamed,
         num_streamed_layers=num_streamed,
         num_blocks=rng.choice((None, rng.randint(1, num_blocks))),
+        classes=floors if rng.random() < 0.2 else (),
         disk_read_bytes_per_s=h2d.p50_bytes_per_s / 2,
     )
 
 
 def draw_rig(rng: random.Random) -> TierRig:
     """Of any shape."""
-    max_num_seqs = rng.randint(1, 4)
+    max_num_seqs = rng.choice((1, 2, 3, 4, 8))
     config = SchedulerConfig(
         max_num_batched_tokens=max_num_seqs + rng.randint(0, 12),
         max_num_seqs=max_num_seqs,
         block_size=rng.choice((1, 2, 2, 4)),
         scheduler_policy=rng.choice(("fcfs", "priority", "edf", "deadline")),
         max_preemptions=rng.randint(1, 3),
+        max_victims_per_step=rng.choice((1, 2, 16)),
+        preemption_mode=rng.choice(("auto", "auto", "swap", "recompute")),
     )
     return TierRig(
         config,
-        small_classes(queue_cap_tokens=400, max_wait_s=200.0),
-        rng.randint(3, 16),
+        small_classes(queue_cap_tokens=400, max_wait_s=200.0, has_guarantees=rng.random() < 0.3),
+        rng.choice((rng.randint(3, 16), rng.randint(3, 16), rng.randint(16, 40))),
         TierConfig(rng.choice((1, 2, 4, 8, 20, 40)), rng.choice((0, 2, 16, 60, 60)), 100, rng.randint(1, 3)),
         weather=Weather(random.Random(rng.random())),
         coefficients=make_coefficients() if rng.random() < 0.5 else None,
@@ -203,7 +207,7 @@ class TierTraffic:
     def _change_the_weather(self) -> None:
         rng, weather = self._rng, self.rig.weather
         draw = rng.random()
-        weather.failures = dict(FAILURES)
+        weather.failures = dict(rng.choice((FAILURES, FAILURES, ANY_FAILURE)))
         if draw < 0.45:
             weather.longest_s = rng.choice((0.0, 0.05, 0.5, 5.0))
         elif draw < 0.8:

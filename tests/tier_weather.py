@@ -16,6 +16,11 @@ FAILURES: dict[TransferKind, tuple[BlockOutcome, ...]] = {
 }
 """What each kind can come to beside its success."""
 
+ANY_FAILURE: dict[TransferKind, tuple[BlockOutcome, ...]] = dict.fromkeys(
+    TransferKind, tuple(outcome for outcome in BlockOutcome if outcome is not BlockOutcome.DONE)
+)
+"""And beyond: whatever the record can say."""
+
 
 @dataclasses.dataclass
 class Weather:

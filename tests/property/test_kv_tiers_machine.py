@@ -25,7 +25,7 @@ from tests.latency_builders import make_coefficients
 from tests.scheduler_model import small_classes
 from tests.tier_rig import TierRig
 from tests.tier_traffic import CLASS_NAMES, LINKS, TierTraffic
-from tests.tier_weather import Weather
+from tests.tier_weather import ANY_FAILURE, FAILURES, Weather
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +44,7 @@ class KVTiersMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "deadline", "deadline"]),
         is_predicted=st.booleans(),
         max_preemptions=st.integers(1, 3),
+        preemption_mode=st.sampled_from(["auto", "swap", "recompute"]),
         seed=st.integers(0, 2**16),
     )
     def make(
@@ -58,6 +59,7 @@ class KVTiersMachine(RuleBasedStateMachine):
         policy,
         is_predicted,
         max_preemptions,
+        preemption_mode,
         seed,
     ):
         config = SchedulerConfig(
@@ -66,6 +68,7 @@ class KVTiersMachine(RuleBasedStateMachine):
             block_size=block_size,
             scheduler_policy=policy,
             max_preemptions=max_preemptions,
+            preemption_mode=preemption_mode,
         )
         self.rig = TierRig(
             config,
@@ -161,9 +164,14 @@ class KVTiersMachine(RuleBasedStateMachine):
     def copies_take(self, longest_s):
         self.rig.weather.longest_s = longest_s
 
-    @rule(kinds=st.sets(st.sampled_from(TransferKind)), share=st.sampled_from([0.3, 1.0]))
-    def copies_fail(self, kinds, share):
+    @rule(
+        kinds=st.sets(st.sampled_from(TransferKind)),
+        share=st.sampled_from([0.3, 1.0]),
+        failures=st.sampled_from([FAILURES, FAILURES, ANY_FAILURE]),
+    )
+    def copies_fail(self, kinds, share, failures):
         self.rig.weather.failing = dict.fromkeys(kinds, share)
+        self.rig.weather.failures = dict(failures)
 
     @rule(kind=st.sampled_from(TransferKind), num=st.integers(1, 12))
     def copies_fail_for_some_steps(self, kind, num):

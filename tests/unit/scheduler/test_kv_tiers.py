@@ -246,6 +246,25 @@ def test_without_the_prefix_cache_there_are_no_tiers() -> None:
     assert not kv.tiers.is_on and kv.tiers.directory.begin_store(b"a", 1) is None
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_of_a_prefix_that_was_used_the_head_stays_longest(is_noted: bool) -> None:
+    kv = make_tiered(16, 5)
+    request = make_request("r", 12, 9)
+    request.num_output_tokens = 8
+    request.block_hashes += [b"out:0", b"out:1"]
+    compute(kv, request, 20)
+    directory, hashes = kv.tiers.directory, list(request.block_hashes)
+    put_on_host(directory, hashes[:3], 1)
+    put_on_host(directory, hashes[3:], 0)
+    if is_noted:
+        kv.note_use(request)
+    gone: list[bytes] = []
+    for index in range(5):
+        put_on_host(directory, [b"key%d" % index], 2)
+        gone += [h for h in hashes if not directory.is_known(h) and h not in gone]
+    assert gone == ([*hashes[3:][::-1], *hashes[:3][::-1]] if is_noted else [*hashes[3:], *hashes[:3]])
+
+
 @pytest.mark.parametrize(("blocks", "expected"), [((), 0), ((3, 4), 2), ((3, None, 4), 1), ((None,), 0)])
 def test_the_first_missing_block(blocks: tuple[int | None, ...], expected: int) -> None:
     assert first_missing(blocks) == expected

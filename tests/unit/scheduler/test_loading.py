@@ -11,7 +11,7 @@ from scheduler.kv_transfer import BlockOutcome, GatedLoad, TierConfig, TransferK
 from scheduler.latency_model import LatencyModel
 from scheduler.link import LinkSnapshot
 from scheduler.output import FinishedRequest, RequestResult, SchedulerOutput, StepResult
-from scheduler.request import Request, RequestStatus
+from scheduler.request import MAX_FAILED_LOADS, Request, RequestStatus
 from scheduler.scheduler import Scheduler
 from scheduler.slo import SLOClasses
 from scheduler.step_plan import StepPlan
@@ -253,6 +253,21 @@ def test_a_load_that_failed_sends_all_who_share_it_back_and_they_compute(outcome
     assert tokens_of(after) == {"a": 9, "b": 10} and not after.gated_loads
     assert not any(t.kind is TransferKind.LOAD for t in after.transfers)
     assert engine.scheduler.stats().num_preemptions == 0
+
+
+def test_after_two_loads_that_failed_a_request_is_computed_whatever_the_host_has() -> None:
+    engine = Engine()
+    request = engine.add("a", 17)
+    for num_failed in range(1, MAX_FAILED_LOADS + 1):
+        engine.seed(4)
+        output = engine.schedule()
+        engine.update(output, {load_of(output): BlockOutcome.CORRUPT})
+        assert request.num_failed_loads == request.num_lives == num_failed
+    engine.seed(4)
+    after = engine.step()
+    assert tokens_of(after) == {"a": 17} and not after.gated_loads and not request.load_ids
+    engine.add("b", 17, prompt="p")
+    assert engine.kv.get_computed_blocks(engine.scheduler._requests["b"]) == tuple(request.block_ids[:4])
 
 
 def test_one_block_that_failed_leaves_the_others_to_be_used() -> None:
