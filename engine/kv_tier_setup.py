@@ -15,6 +15,7 @@ from engine.device_choice import choose_device
 from engine.errors import EngineStartError
 from engine.kv_cache import bytes_per_block
 from engine.kv_identity import identify_kv
+from engine.kv_round_trip import check_round_trip
 from engine.kv_tier_manager import KVTierManager
 from engine.kv_tier_size import slots_beside_weights, slots_for_kv_alone
 from engine.link_speed import measure_link_speed
@@ -205,6 +206,7 @@ def _open(
         record_event=device.record_event,
         on_done=bell.ring,
     )
+    check_round_trip(mover, region.blocks)
     tiers = TierConfig(
         num_host_slots=num_slots,
         num_disk_blocks=0 if disk is None else disk.num_blocks,
