@@ -137,6 +137,8 @@ class TierTraffic:
     def _count_rig(self) -> None:
         """What the life that ends now has done."""
         self.seen.update({f"{kind.value} {end.value}": n for (kind, end), n in self.rig.num_moved.items()})
+        for (kind, end), num in self.rig.num_moved.items():
+            self.seen[f"{kind.value} in vain"] += num * (end is not BlockOutcome.DONE)
         tiers = self.rig.scheduler.stats().tiers
         assert tiers is not None
         self.seen.update({f"preempted: {how}": n for how, n in tiers.num_preemptions.items()})

@@ -255,7 +255,7 @@ def check_the_disk_is_found(rig: TierRig) -> None:
 
 TestKVTiersMachine = KVTiersMachine.TestCase
 TestKVTiersMachine.settings = settings(
-    max_examples=120,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -270,8 +270,8 @@ ALL_OF_IT = frozenset(
         *("preempted: swap", "preempted: free", "preempted: recompute"),
         *("hit: device", "hit: host", "hit: disk", "evicted: host", "evicted: disk"),
         *("host off", "disk off", "disk read only", "lease beyond the border"),
-        *("store failed", "load failed", "load corrupt", "read failed", "read absent"),
-        *("write failed", "write full", "delete done", "delete failed"),
+        *("store in vain", "load in vain", "read in vain", "write in vain", "delete in vain"),
+        *("load corrupt", "write full", "delete done"),
         *("stop", "length", "abort", "error", "refused"),
     }
 )
@@ -280,8 +280,8 @@ ALL_OF_IT = frozenset(
 
 def test_lives_of_many_engines():
     seen: Counter[str] = Counter()
-    for seed in range(110):
-        seen += TierTraffic(seed, 1 + seed % 2).run(45).seen
+    for seed in range(80):
+        seen += TierTraffic(seed, 1 + seed % 2).run(42).seen
     assert set(seen) >= ALL_OF_IT, f"never seen: {ALL_OF_IT - set(seen)}"
 
 
