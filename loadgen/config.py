@@ -28,12 +28,50 @@ class BenchConfig:
     rate: float | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "Open loop: requests per second, whatever the server does. Default: 1 a second.",
+            "help": "Open loop: requests per second, whatever the server does. Default: 1 a second, or with --trace "
+            "the trace's own rate; a trace's time is scaled to this mean rate.",
             "min": 1e-6,
         },
     )
-    arrivals: Literal["poisson", "constant"] = dataclasses.field(
-        default="poisson", metadata={"help": "Open loop: random gaps between arrivals, or equal ones."}
+    arrivals: Literal["poisson", "constant", "gamma", "trace"] | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Open loop: random gaps between arrivals, equal ones, bursts (gamma), or the times of --trace. "
+            "Default: poisson, or trace where there is one."
+        },
+    )
+    burstiness: float = dataclasses.field(
+        default=1.0,
+        metadata={
+            "help": "Of gamma arrivals: the shape of their gaps, whose coefficient of variation is its inverse square "
+            "root. 1 is Poisson, less is more bursty.",
+            "min": 1e-3,
+        },
+    )
+    trace_path: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Replay this trace: lengths, shared prefixes, conversations, classes and times are its own. "
+            "Its rows without a class are drawn from --class."
+        },
+    )
+    too_long: Literal["fail", "drop", "clip"] = dataclasses.field(
+        default="fail",
+        metadata={"help": "What becomes of a trace's rows that are longer than the model reads; they are counted."},
+    )
+    max_model_len: int | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Tokens of prompt and answer that the model reads; default: what the server tells, else no limit.",
+            "min": 2,
+        },
+    )
+    calibrate: bool = dataclasses.field(
+        default=True,
+        metadata={
+            "help": "Before the run, find how many tokens the server makes of a word: by its /tokenize, else, for a "
+            "trace, by two short requests. Off: one token a word."
+        },
     )
     concurrency: int | None = dataclasses.field(
         default=None,
@@ -56,7 +94,9 @@ class BenchConfig:
         default=(),
         metadata={
             "help": "Latency class and its share: NAME:SHARE[,prompt=TOKENS][,output=TOKENS], TOKENS being a number or "
-            "LOW-HIGH; may be repeated. None: requests name no class.",
+            "LOW-HIGH; may be repeated. More keys: rate, arrivals and cv (own arrivals), prefix (tokens that its "
+            "prompts share), turns and think (conversations; think in seconds, LOW-HIGH too), ttft, tpot, stall and "
+            "e2e (targets, such as 300ms or 2s), header=NAME:VALUE, service_tier. None: requests name no class.",
             "option": "class",
         },
     )
@@ -82,6 +122,31 @@ class BenchConfig:
     ignore_eos: bool = dataclasses.field(
         default=True, metadata={"help": "Generate the full length past the model's own end (not an OpenAI field)."}
     )
+    cancel_share: float = dataclasses.field(
+        default=0.0,
+        metadata={
+            "help": "Share of requests whose client leaves after some tokens; they are counted apart.",
+            "min": 0.0,
+            "max": 1.0,
+        },
+    )
+    warm_up_s: float = dataclasses.field(
+        default=0.0,
+        metadata={
+            "help": "Seconds from the start whose requests are sent but not counted.",
+            "min": 0.0,
+            "option": "warm-up",
+        },
+    )
+    cool_down_s: float = dataclasses.field(
+        default=0.0,
+        metadata={
+            "help": "Seconds before the last request is due (or before the end of --duration) whose requests are sent "
+            "but not counted.",
+            "min": 0.0,
+            "option": "cool-down",
+        },
+    )
     temperature: float = dataclasses.field(default=0.0, metadata={"help": "Sampling temperature.", "min": 0.0})
     seed: int = dataclasses.field(
         default=0,
@@ -106,36 +171,66 @@ class BenchConfig:
         default=None,
         metadata={"help": "Write the result as JSON to this file; - is stdout, the table then is on stderr."},
     )
+    json_format: Literal["headrace", "vllm"] = dataclasses.field(
+        default="headrace",
+        metadata={"help": "Form of --json: ours, or the keys of vLLM's bench serve.", "option": "format"},
+    )
+    html_path: str | None = dataclasses.field(
+        default=None, metadata={"help": "Write the result as one HTML file with plots."}
+    )
+    requests_path: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Append a line of JSON to this file as each request ends, so that nothing is lost.",
+            "option": "requests-path",
+        },
+    )
+    scrape: bool = dataclasses.field(
+        default=True,
+        metadata={"help": "Read the server's /metrics before and after, and show its counts beside ours."},
+    )
     save_requests: bool = dataclasses.field(
         default=False, metadata={"help": "Put every request with all its timestamps into the JSON."}
     )
     progress: bool = dataclasses.field(
-        default=True, metadata={"help": "Show a progress bar where stderr is a terminal."}
+        default=True, metadata={"help": "Show the run as it goes where stderr is a terminal."}
     )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            low = field.metadata.get("min")
+            low, high = field.metadata.get("min"), field.metadata.get("max")
             value = getattr(self, field.name)
+            name = field.metadata.get("option", field.name)
             if low is not None and value is not None and not value >= low:
-                name = field.metadata.get("option", field.name)
                 raise ValueError(f"{name} is {value}, it must be at least {low}")
+            if high is not None and value is not None and not value <= high:
+                raise ValueError(f"{name} is {value}, it must be at most {high}")
         if self.rate is not None and self.concurrency is not None:
             raise ValueError(
                 f"rate ({self.rate}) and concurrency ({self.concurrency}) exclude each other: "
                 "an open loop sends on schedule, a closed one when an answer is there"
             )
+        if self.arrivals == "trace" and self.trace_path is None:
+            raise ValueError("arrivals is 'trace' but there is no trace: give one with --trace")
 
     @property
     def is_open_loop(self) -> bool:
         return self.concurrency is None
 
     @property
-    def rate_per_s(self) -> float:
+    def arrival_kind(self) -> Literal["poisson", "constant", "gamma", "trace"]:
         """Of the open loop."""
+        if self.arrivals is not None:
+            return self.arrivals
+        return "poisson" if self.trace_path is None else "trace"
+
+    @property
+    def rate_per_s(self) -> float:
+        """Of the open loop; with a trace's own times only where `rate` is given."""
         return 1.0 if self.rate is None else self.rate
 
     @property
     def max_requests(self) -> int | None:
-        """None: bounded by the duration alone."""
-        return 100 if self.requests is None and self.duration_s is None else self.requests
+        """None: bounded by the duration or the trace alone."""
+        is_bounded = self.duration_s is not None or self.trace_path is not None
+        return 100 if self.requests is None and not is_bounded else self.requests

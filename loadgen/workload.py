@@ -19,7 +19,11 @@ _HEAD_SPACE = len(WORDS) ** _NUM_HEAD_WORDS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request as planned."""
+    """One request as planned.
+
+    A later turn of a conversation is due when the answer to the turn before it has ended and the user has thought:
+    its intended send time is that moment, so that an answer that was slow is counted once, not in every turn after it.
+    """
 
     index: int
     slo_class: str
@@ -27,8 +31,20 @@ class PlannedRequest:
     """When it is due, from the start of the run; None in a closed loop: when a client is free."""
     prompt: str
     num_prompt_tokens: int
-    """As planned; the server's usage says what it really was."""
+    """As planned, history included; the server's usage says what it really was."""
     num_output_tokens: int
+    trace_id: int | None = None
+    """What two runs are paired by: the row of the trace, from 0, else `index`."""
+    session: str | None = None
+    """The conversation it is a turn of; None: it stands alone."""
+    after: int | None = None
+    """`trace_id` of the turn whose answer must be there first; None: it waits for none."""
+    think_s: float | None = None
+    """From that answer to this request; None: `offset_s` is when it is due at the earliest."""
+    history: tuple[tuple[str, str], ...] = ()
+    """Turns before it, each what was asked and what was answered. Known when it is sent."""
+    cancel_after_tokens: int | None = None
+    """Its client leaves once it has so many tokens; None: it stays."""
 
 
 class Workload:
@@ -61,7 +77,8 @@ class Workload:
         config = self._config
         if not config.is_open_loop:
             return itertools.repeat(None)
-        return arrival_offsets_s(config.arrivals, config.rate_per_s, random.Random(f"{config.seed}/arrivals"))
+        assert config.arrival_kind in ("poisson", "constant"), config.arrival_kind
+        return arrival_offsets_s(config.arrival_kind, config.rate_per_s, random.Random(f"{config.seed}/arrivals"))
 
     def _plan(self, index: int, offset_s: float | None, class_rng: random.Random) -> PlannedRequest:
         rng = random.Random(f"{self._config.seed}/request/{index}")
@@ -70,7 +87,7 @@ class Workload:
         num_output_tokens = slo_class.output_tokens.draw(rng)
         own = self._head(index) + [rng.choice(WORDS) for _ in range(num_prompt_tokens - _NUM_HEAD_WORDS)]
         words = self._shared_prefix + own[:num_prompt_tokens]
-        return PlannedRequest(index, slo_class.name, offset_s, " ".join(words), len(words), num_output_tokens)
+        return PlannedRequest(index, slo_class.name, offset_s, " ".join(words), len(words), num_output_tokens, index)
 
     def _head(self, index: int) -> list[str]:
         """Words that tell `index` apart: its digits, so that prompts differ from their first word on where they can."""
