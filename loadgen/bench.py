@@ -6,22 +6,30 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from loadgen.class_mix import ClassMix, parse_class_mix
-from loadgen.client import LoadClient, make_http_client
+from loadgen.calibration import calibrate
+from loadgen.class_mix import NO_CLASS, ClassMix, parse_class_mix
+from loadgen.client import LoadClient, make_http_client, make_transport
 from loadgen.config import BenchConfig, BenchError
+from loadgen.metrics import judge
 from loadgen.report import encode_json, print_report
+from loadgen.request_lines import RequestLines, open_request_lines
 from loadgen.result import BenchResult, make_result
 from loadgen.runner import Runner, RunResult
 from loadgen.server_probe import ServerInfo, probe_server
 from loadgen.targets import ClassTargets, TargetBook, parse_overrides
-from loadgen.workload import Workload
+from loadgen.trace import RequestTrace
+from loadgen.trace_workload import TraceWorkload
+from loadgen.traces.importer import load_trace
+from loadgen.traces.trace_error import TraceError
+from loadgen.traces.trace_file import Trace
+from loadgen.workload import PlannedRequest, Workload
 
 EXIT_VALID = 0
 EXIT_INVALID = 1
@@ -52,39 +60,80 @@ def main_bench(config: BenchConfig) -> int:
 
 
 async def run_bench(config: BenchConfig, progress_console: Console) -> BenchResult:
-    """The load test without its output.
+    """The load test without its output. It may be called many times in one process, one after another.
 
     Raises:
-        BenchError: an option is wrong, or the server is out of reach.
+        BenchError: an option is wrong, the server is out of reach, or the trace cannot be read.
     """
+    trace = None if config.trace_path is None else _load_trace(config.trace_path)
     mix = parse_class_mix(config)
-    overrides = parse_overrides(config.slo, mix.names)
+    if trace is not None:
+        mix = mix.with_labels(row.slo_class for row in trace.requests)
+    overrides = parse_overrides(config.slo, mix.names, mix.targets)
+    tls = httpx.create_ssl_context()
     try:
-        http = make_http_client(config)
+        transport, http = make_transport(config, tls), make_http_client(config, tls)
     except (httpx.InvalidURL, ValueError) as error:
         raise BenchError(f"{config.url!r} is no URL: {error}") from error
-    async with http:
+    async with http, contextlib.aclosing(transport):
         server = await probe_server(config, http)
-        if mix.names_class:
-            server.check_classes(mix.names)
-        run = await _run(config, mix, LoadClient(config, http, server, names_class=mix.names_class), progress_console)
-    book = TargetBook(overrides, _served_targets(mix, server))
-    return make_result(config, mix, server, book, run)
+        server.check_classes(mix.asked_names)
+        calibration = await calibrate(config, http, server.model)
+        book = TargetBook(overrides, _served_targets(mix, server))
+        client = LoadClient(config, transport, server, mix)
+        if trace is None:
+            run = await _run(config, Workload(config, mix, calibration).requests(), client, book, progress_console)
+            return make_result(config, mix, server, book, run, None, calibration)
+        max_model_len = server.max_model_len if config.max_model_len is None else config.max_model_len
+        load = TraceWorkload(config, mix, trace, calibration, max_model_len)
+        run = await _run(config, load.requests(), client, book, progress_console)
+        return make_result(config, mix, server, book, run, load.replay, calibration)
+
+
+def _load_trace(path: str) -> Trace:
+    try:
+        return load_trace(Path(path))
+    except TraceError as error:
+        raise BenchError(f"--trace {path}: {error}") from error
 
 
 def _served_targets(mix: ClassMix, server: ServerInfo) -> dict[str, ClassTargets]:
     """The server's targets under the names of the mix: requests that name no class are of the server's default one."""
-    if mix.names_class:
-        return dict(server.classes)
+    served = dict(server.classes) if mix.names_class else {}
     default = server.classes.get(server.default_class or "")
-    return {} if default is None else dict.fromkeys(mix.names, default)
+    if default is not None and NO_CLASS in mix.names and NO_CLASS not in mix.asked_names:
+        served[NO_CLASS] = default
+    return served
 
 
-async def _run(config: BenchConfig, mix: ClassMix, client: LoadClient, console: Console) -> RunResult:
-    with _progress(config, console) as (progress, task):
-        runner = Runner(config, client, on_finish=lambda: progress.advance(task))
+async def _run(
+    config: BenchConfig, requests: Iterator[PlannedRequest], client: LoadClient, book: TargetBook, console: Console
+) -> RunResult:
+    with open_request_lines(config.requests_path) as lines, _progress(config, console) as (progress, task):
+        runner = Runner(config, client, _Watch(book, lines, lambda: progress.advance(task)))
         with _interrupt_on_sigint(runner):
-            return await runner.run(Workload(config, mix).requests())
+            return await runner.run(requests)
+
+
+class _Watch:
+    """Passes on what happens in a run (`RunObserver`)."""
+
+    def __init__(self, book: TargetBook, lines: RequestLines | None, on_finish: Callable[[], None]) -> None:
+        self._book = book
+        self._lines = lines
+        self._on_finish = on_finish
+        self._started_s = 0.0
+
+    def started(self, started_s: float) -> None:
+        self._started_s = started_s
+
+    def sent(self, planned: PlannedRequest, lag_s: float) -> None:
+        pass
+
+    def finished(self, trace: RequestTrace) -> None:
+        if self._lines is not None:
+            self._lines.write(trace, judge(trace, self._book), self._started_s)
+        self._on_finish()
 
 
 @contextlib.contextmanager

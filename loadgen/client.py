@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
+from loadgen.class_mix import NO_CLASS, ClassMix
 from loadgen.config import BenchConfig
-from loadgen.events import StreamError, StreamReader, error_code, error_text, parse_data
+from loadgen.events import EventReceiver, LeftError, StreamError
+from loadgen.http_transport import HttpTransport, ServerAddress
 from loadgen.server_probe import ServerInfo
-from loadgen.targets import read_told_targets
-from loadgen.trace import RequestTrace, TraceEnd
+from loadgen.trace import LEFT, RequestTrace, TraceEnd
+from loadgen.transport import Transport, TransportError
 from loadgen.workload import PlannedRequest
 
 _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-_MAX_ERROR_BODY_BYTES = 65_536
 
 
 def base_url(url: str) -> str:
@@ -25,34 +28,43 @@ def base_url(url: str) -> str:
     return url if "://" in url else f"http://{url}"
 
 
-def make_http_client(config: BenchConfig) -> httpx.AsyncClient:
-    """A client without retries, proxies and limits on connections, so that nothing of ours delays a request.
-
-    Without `keep_alive` each request has a connection of its own: no server can close one that is about to be reused.
-    """
+def make_http_client(config: BenchConfig, tls: ssl.SSLContext) -> httpx.AsyncClient:
+    """What asks the server about itself, without retries and proxies. The load does not go through it."""
     headers = {"accept-encoding": "identity"}
     if config.api_key is not None:
         headers["authorization"] = f"Bearer {config.api_key}"
-    if not config.keep_alive:
-        headers["connection"] = "close"
     return httpx.AsyncClient(
-        base_url=base_url(config.url),
-        headers=headers,
-        timeout=httpx.Timeout(config.timeout_s),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None if config.keep_alive else 0),
-        trust_env=False,
-        follow_redirects=False,
+        base_url=base_url(config.url), headers=headers, verify=tls, trust_env=False, follow_redirects=False
     )
+
+
+def make_transport(config: BenchConfig, tls: ssl.SSLContext) -> HttpTransport:
+    """What the load goes through: no proxies, no limit on connections, so that nothing of ours delays a request.
+
+    Without `keep_alive` each request has a connection of its own: no server can close one that is about to be reused.
+
+    Raises:
+        ValueError: the URL is none.
+    """
+    url = httpx.URL(base_url(config.url))
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError("it must begin with http:// or https:// and name a host")
+    if config.api_key is not None and not (config.api_key.isascii() and config.api_key.isprintable()):
+        raise ValueError("the key holds characters that no header may have")
+    is_tls = url.scheme == "https"
+    address = ServerAddress(url.host, url.port or (443 if is_tls else 80), url.path.rstrip("/"), is_tls)
+    headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
+    return HttpTransport(address, headers, keep_alive=config.keep_alive, tls=tls)
 
 
 class LoadClient:
     """Sends planned requests to one server."""
 
-    def __init__(self, config: BenchConfig, http: httpx.AsyncClient, server: ServerInfo, *, names_class: bool) -> None:
+    def __init__(self, config: BenchConfig, transport: Transport, server: ServerInfo, mix: ClassMix) -> None:
         self._config = config
-        self._http = http
+        self._transport = transport
         self._server = server
-        self._names_class = names_class
+        self._mix = mix
 
     async def send(self, planned: PlannedRequest, intended_s: float) -> RequestTrace:
         """Send one request and read its answer to the end; whatever happens ends up in the trace.
@@ -60,89 +72,62 @@ class LoadClient:
         Being cancelled ends the request, not the call: the trace says so.
         """
         loop = asyncio.get_running_loop()
-        request = self._build(planned)
+        headers, body = self._build(planned)
         trace = RequestTrace(planned, intended_s, sent_s=loop.time())
+        receiver = EventReceiver(trace, loop.time)
         try:
             async with asyncio.timeout_at(intended_s + self._config.timeout_s):
-                await self._exchange(request, trace)
-        except (TimeoutError, httpx.TimeoutException):
+                await self._transport.post(_PATHS[self._config.api], headers, body, receiver)
+            receiver.close()
+        except TimeoutError:
             trace.finish(TraceEnd.TIMED_OUT, loop.time(), f"no end within {self._config.timeout_s:g} s", "timed_out")
         except asyncio.CancelledError:
             trace.finish(TraceEnd.CANCELLED, loop.time(), "the run was interrupted", "interrupted")
-        except (httpx.HTTPError, StreamError) as error:
-            name = type(error).__name__
-            code = error.code if isinstance(error, StreamError) else name
-            trace.finish(TraceEnd.FAILED, loop.time(), f"{name}: {error}", code)
+        except LeftError as left:
+            trace.finish(TraceEnd.CANCELLED, loop.time(), str(left), LEFT)
+        except (TransportError, StreamError) as error:
+            name = error.code if isinstance(error, TransportError) else type(error).__name__
+            trace.finish(TraceEnd.FAILED, loop.time(), f"{name}: {error}", error.code)
         return trace
 
-    def _build(self, planned: PlannedRequest) -> httpx.Request:
+    def _build(self, planned: PlannedRequest) -> tuple[Mapping[str, str], bytes]:
         config = self._config
         body: dict[str, Any] = {
             "model": self._server.model,
-            "max_tokens": planned.num_output_tokens,
+            config.length_field: planned.num_output_tokens,
             "temperature": config.temperature,
             "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if config.stream_usage:
+            body["stream_options"] = {"include_usage": True}
         if config.api == "chat":
-            body["messages"] = [{"role": "user", "content": planned.prompt}]
+            body["messages"] = _messages(planned)
         else:
-            body["prompt"] = planned.prompt
+            body["prompt"] = " ".join([*(text for turn in planned.history for text in turn), planned.prompt])
         if config.ignore_eos:
             body["ignore_eos"] = True
+        headers = self._name_class(planned.slo_class, body)
+        return headers, json.dumps(body).encode()
+
+    def _name_class(self, name: str, body: dict[str, Any]) -> dict[str, str]:
+        """The headers that name the class; or it is named in `body`."""
+        slo_class = self._mix.find(name)
         headers: dict[str, str] = {}
-        if self._names_class and config.class_in == "header":
-            headers["x-slo-class"] = planned.slo_class
-        elif self._names_class:
-            body["service_tier"] = self._server.service_tier(planned.slo_class)
-        return self._http.build_request("POST", _PATHS[config.api], json=body, headers=headers)
-
-    async def _exchange(self, request: httpx.Request, trace: RequestTrace) -> None:
-        loop = asyncio.get_running_loop()
-        response = await self._http.send(request, stream=True)
-        try:
-            trace.headers_s = loop.time()
-            trace.status = response.status_code
-            trace.told = read_told_targets(response.headers)
-            if response.status_code != 200:
-                await self._read_refusal(response, trace)
-            elif not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise StreamError(f"the answer is {response.headers.get('content-type')!r}, not an event stream")
+        if slo_class.service_tier is not None:
+            body["service_tier"] = slo_class.service_tier
+        elif self._mix.names_class and name != NO_CLASS:
+            if self._config.class_in == "header":
+                headers["x-slo-class"] = name
             else:
-                await _read_stream(response, trace)
-        finally:
-            await response.aclose()
-
-    async def _read_refusal(self, response: httpx.Response, trace: RequestTrace) -> None:
-        raw = b""
-        async for part in response.aiter_bytes():
-            raw += part
-            if len(raw) > _MAX_ERROR_BODY_BYTES:
-                break
-        try:
-            body: object = json.loads(raw)
-        except ValueError:
-            body = raw.decode("utf-8", "replace")
-        code = error_code(body)
-        end = _refusal_end(response.status_code, code)
-        now_s = asyncio.get_running_loop().time()
-        trace.finish(end, now_s, f"HTTP {response.status_code}: {error_text(body)}", code)
+                body["service_tier"] = self._server.service_tier(name)
+        if slo_class.header is not None:
+            header, value = slo_class.header
+            headers[header] = value
+        return headers
 
 
-async def _read_stream(response: httpx.Response, trace: RequestTrace) -> None:
-    loop = asyncio.get_running_loop()
-    reader = StreamReader(trace)
-    async for line in response.aiter_lines():
-        data = parse_data(line)
-        if data is not None:
-            reader.feed(data, loop.time())
-        if reader.is_done:
-            reader.close(loop.time())  # the rest is read so that the server does not see us leave
-    reader.close(loop.time())
-
-
-def _refusal_end(status: int, code: str | None) -> TraceEnd:
-    """429 and 503 are a server's way to say no; anything else that is not 200 is a failure."""
-    if status == 503 and code == "expired":
-        return TraceEnd.EXPIRED
-    return TraceEnd.REFUSED if status in (429, 503) else TraceEnd.FAILED
+def _messages(planned: PlannedRequest) -> list[dict[str, str]]:
+    messages = []
+    for asked, answered in planned.history:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    return [*messages, {"role": "user", "content": planned.prompt}]

@@ -147,6 +147,13 @@ class BenchConfig:
             "option": "cool-down",
         },
     )
+    length_field: Literal["max_tokens", "max_completion_tokens"] = dataclasses.field(
+        default="max_tokens", metadata={"help": "Field that bounds the answer: OpenAI's newer models take the second."}
+    )
+    stream_usage: bool = dataclasses.field(
+        default=True,
+        metadata={"help": "Ask for token counts at the end of the stream; off for servers that refuse stream_options."},
+    )
     temperature: float = dataclasses.field(default=0.0, metadata={"help": "Sampling temperature.", "min": 0.0})
     seed: int = dataclasses.field(
         default=0,
@@ -181,7 +188,7 @@ class BenchConfig:
     requests_path: str | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "Append a line of JSON to this file as each request ends, so that nothing is lost.",
+            "help": "Write a line of JSON to this file as each request ends, so that nothing is lost.",
             "option": "requests-path",
         },
     )

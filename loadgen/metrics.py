@@ -7,9 +7,11 @@
 - Stall: the longest of those gaps, undivided. A TPOT target above the longest stall raises that limit too.
 - E2E: from the intended send time to the last text.
 - Attainment, of offered requests: met / (sent - cancelled). Refused, expired, failed and timed-out requests are misses.
-  Of admitted ones: met / (met + late). Cancelled are requests that the end of the run cut off before anything was
-  late. Where some requests are unjudged, because no target is known, there is no attainment of offered ones.
-- Goodput: met requests per second of the arrival window, which ends when the last request is due.
+  Of admitted ones: met / (met + late). Cancelled are requests that the end of the run cut off, or that their client
+  left as planned, before anything was late. Where some requests are unjudged, because no target is known, there is no
+  attainment of offered ones.
+- Goodput: met requests per second of the arrival window, which ends when the last request is due, or of the steady
+  window where warm-up or cool-down narrow it (`loadgen.phases`): requests outside it are in no figure but their count.
 
 Of several misses the first of late_ttft, late_e2e, late_tpot, late_stall is the outcome, as in the server.
 """

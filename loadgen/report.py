@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.metrics import LATE, ClassSummary, Outcome, Quantiles
+from loadgen.request_lines import request_json
 from loadgen.result import BenchResult, ErrorCount
-from loadgen.trace import RequestTrace
 
 JSON_VERSION = 1
 _TABLE_WIDTH_CHARS = 120
@@ -55,13 +55,20 @@ def encode_json(result: BenchResult) -> str:
         "interrupted": run.interrupted,
         "duration_s": run.ended_s - run.started_s,
         "arrival_window_s": run.arrival_window_s,
+        "steady_window_s": result.window.length_s,
+        "sent_by_phase": {phase.value: count for phase, count in result.num_by_phase.items()},
+        "unsent_turns": run.num_unsent_turns,
+        "trace": None if result.replay is None else dataclasses.asdict(result.replay),
+        "calibration": dataclasses.asdict(result.calibration),
         "max_send_lag_p99_s": result.max_send_lag_s,
         "overall": _summary_json(result.overall),
         "classes": {summary.name: _summary_json(summary) for summary in result.classes},
         "errors": [dataclasses.asdict(error) for error in result.errors],
     }
     if result.config.save_requests:
-        body["requests"] = [_request_json(trace, outcome, run.started_s) for trace, outcome in result.judged]
+        body["requests"] = [
+            request_json(trace, outcome, run.started_s, result.phase_of(trace)) for trace, outcome in result.judged
+        ]
     return json.dumps(body, indent=2)
 
 
@@ -101,36 +108,6 @@ def _quantiles_json(quantiles: Quantiles | None) -> dict[str, float] | None:
         "p95": quantiles.p95_s,
         "p99": quantiles.p99_s,
         "max": quantiles.max_s,
-    }
-
-
-def _request_json(trace: RequestTrace, outcome: Outcome, started_s: float) -> dict[str, Any]:
-    """One request; its times are seconds from the start of the schedule."""
-
-    def since_start(time_s: float | None) -> float | None:
-        return None if time_s is None else round(time_s - started_s, 6)
-
-    told = trace.told
-    return {
-        "index": trace.planned.index,
-        "slo_class": trace.planned.slo_class,
-        "granted": told.granted if told is not None else None,
-        "service_tier": trace.service_tier,
-        "outcome": outcome.value,
-        "status": trace.status,
-        "error": trace.error,
-        "error_code": trace.error_code,
-        "finish_reason": trace.finish_reason,
-        "intended_s": since_start(trace.intended_s),
-        "sent_s": since_start(trace.sent_s),
-        "headers_s": since_start(trace.headers_s),
-        "chunks": [[since_start(chunk.time_s), chunk.num_tokens] for chunk in trace.chunks],
-        "finished_s": since_start(trace.finished_s),
-        "told_targets": dataclasses.asdict(told.targets) if told is not None else None,
-        "prompt_tokens": trace.num_prompt_tokens,
-        "cached_prompt_tokens": trace.num_cached_tokens,
-        "cached_prompt_tokens_by_tier": trace.cached_tokens_by_tier,
-        "output_tokens": trace.num_output_tokens,
     }
 
 

@@ -6,13 +6,16 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
+from loadgen.calibration import Calibration
 from loadgen.class_mix import NO_CLASS, ClassMix
 from loadgen.config import BenchConfig
 from loadgen.metrics import ClassSummary, Outcome, judge, quantiles, summarize
+from loadgen.phases import Phase, SteadyWindow, steady_window
 from loadgen.runner import RunResult
 from loadgen.server_probe import ServerInfo
 from loadgen.targets import TargetBook
 from loadgen.trace import RequestTrace, TraceEnd
+from loadgen.trace_workload import Replay
 
 OVERALL = "all"
 _MAX_ERRORS = 10
@@ -41,6 +44,9 @@ class BenchResult:
     server: ServerInfo
     run: RunResult
     judged: tuple[tuple[RequestTrace, Outcome], ...]
+    """All that were sent, those of warm-up and cool-down too."""
+    window: SteadyWindow
+    """Whose requests the summaries count."""
     overall: ClassSummary
     classes: tuple[ClassSummary, ...]
     max_send_lag_s: float
@@ -48,19 +54,46 @@ class BenchResult:
     invalid_reasons: tuple[str, ...]
     """Empty: the run is valid."""
     errors: tuple[ErrorCount, ...]
-    """Of failed and refused requests, the most frequent first."""
+    """Of failed and refused requests, the most frequent first; of all phases."""
+    replay: Replay | None = None
+    """None: no trace was replayed."""
+    calibration: Calibration = dataclasses.field(default_factory=Calibration)
 
     @property
     def is_valid(self) -> bool:
         return not self.invalid_reasons
 
+    def phase_of(self, trace: RequestTrace) -> Phase:
+        """Where it was due."""
+        return self.window.phase_of(trace.intended_s - self.run.started_s)
+
+    @property
+    def counted(self) -> tuple[tuple[RequestTrace, Outcome], ...]:
+        """Of `judged` those of the steady window: what the summaries are made of."""
+        return tuple(pair for pair in self.judged if self.phase_of(pair[0]) is Phase.STEADY)
+
+    @property
+    def num_by_phase(self) -> dict[Phase, int]:
+        """Requests sent, by where they were due."""
+        return {phase: sum(self.phase_of(trace) is phase for trace, _ in self.judged) for phase in Phase}
+
 
 def make_result(
-    config: BenchConfig, mix: ClassMix, server: ServerInfo, book: TargetBook, run: RunResult
+    config: BenchConfig,
+    mix: ClassMix,
+    server: ServerInfo,
+    book: TargetBook,
+    run: RunResult,
+    replay: Replay | None = None,
+    calibration: Calibration | None = None,
 ) -> BenchResult:
-    """Judge every request and sum up."""
+    """Judge every request and sum up those of the steady window."""
+    window = steady_window(config.warm_up_s, config.cool_down_s, run.arrival_window_s)
     judged = tuple((trace, judge(trace, book)) for trace in run.traces)
-    by_class = {name: [pair for pair in judged if pair[0].planned.slo_class == name] for name in mix.names}
+    counted = [
+        pair for pair in judged if window.phase_of(pair[0].intended_s - run.started_s) is Phase.STEADY
+    ]  # fmt: skip
+    by_class = {name: [pair for pair in counted if pair[0].planned.slo_class == name] for name in mix.names}
     asked_by_default = NO_CLASS if mix.names_class else server.default_class
     tightest_ttft_s = book.tightest_ttft_s(mix.names)
     max_send_lag_s = config.max_send_lag * (_FALLBACK_TTFT_S if tightest_ttft_s is None else tightest_ttft_s)
@@ -69,13 +102,14 @@ def make_result(
         server=server,
         run=run,
         judged=judged,
-        overall=summarize(OVERALL, judged, run.arrival_window_s, asked_by_default),
-        classes=tuple(
-            summarize(name, pairs, run.arrival_window_s, asked_by_default) for name, pairs in by_class.items()
-        ),
+        window=window,
+        overall=summarize(OVERALL, counted, window.length_s, asked_by_default),
+        classes=tuple(summarize(name, pairs, window.length_s, asked_by_default) for name, pairs in by_class.items()),
         max_send_lag_s=max_send_lag_s,
-        invalid_reasons=find_invalid(run.traces, max_send_lag_s),
+        invalid_reasons=find_invalid(tuple(trace for trace, _ in counted), max_send_lag_s, len(judged)),
         errors=count_errors(run.traces),
+        replay=replay,
+        calibration=calibration or Calibration(),
     )
 
 
@@ -91,11 +125,20 @@ def count_errors(traces: Iterable[RequestTrace]) -> tuple[ErrorCount, ...]:
     return tuple(ErrorCount(*key, count, examples[key]) for key, count in counts.most_common(_MAX_ERRORS))
 
 
-def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float) -> tuple[str, ...]:
-    """Why the numbers of a run must not be believed; empty: they may."""
+def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float, num_sent: int = 0) -> tuple[str, ...]:
+    """Why the numbers of a run must not be believed; empty: they may.
+
+    Args:
+        traces: those that count.
+        num_sent: with those of warm-up and cool-down.
+    """
     reasons = []
     lag = quantiles(trace.send_lag_s for trace in traces)
-    if lag is None:
+    if lag is None and num_sent:
+        reasons.append(
+            f"none of the {num_sent} requests is due between warm-up and cool-down: send for longer, or shorten these"
+        )
+    elif lag is None:
         reasons.append("no request was sent")
     elif lag.p99_s > max_send_lag_s:
         reasons.append(

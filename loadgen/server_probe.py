@@ -25,6 +25,8 @@ class ServerInfo:
     classes: Mapping[str, ClassTargets] = dataclasses.field(default_factory=dict)
     tiers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Class to the `service_tier` that asks for it."""
+    max_model_len: int | None = None
+    """Tokens of prompt and answer that the model reads; None: it does not tell."""
 
     def service_tier(self, slo_class: str) -> str:
         return self.tiers.get(slo_class, slo_class)
@@ -48,10 +50,15 @@ async def probe_server(config: BenchConfig, http: httpx.AsyncClient) -> ServerIn
     if models.status_code >= 500:
         raise BenchError(f"{http.base_url} is not ready: HTTP {models.status_code}: {error_text(_json(models))}")
     model = config.model or _first_model(_json(models))
+    max_model_len = _model_len(_json(models), model)
     if model is None:
         raise BenchError(f"{http.base_url}v1/models lists no model (HTTP {models.status_code}): name one with --model")
+    if max_model_len is None:
+        props = await _get(http, "/props")
+        max_model_len = _context_len(_json(props)) if props.status_code == 200 else None
     slo = await _get(http, "/v1/slo")
-    return _with_classes(ServerInfo(model), _json(slo) if slo.status_code == 200 else None)
+    info = ServerInfo(model, max_model_len=max_model_len)
+    return _with_classes(info, _json(slo) if slo.status_code == 200 else None)
 
 
 async def _get(http: httpx.AsyncClient, path: str) -> httpx.Response:
@@ -76,6 +83,25 @@ def _first_model(body: object) -> str | None:
     first = data[0] if isinstance(data, list) and data else None
     name = first.get("id") if isinstance(first, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _model_len(body: object, model: str | None) -> int | None:
+    """As vLLM, SGLang and Headrace list it beside the model."""
+    data = body.get("data") if isinstance(body, dict) else None
+    for entry in data if isinstance(data, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            return _positive(entry.get("max_model_len"))
+    return None
+
+
+def _context_len(body: object) -> int | None:
+    """As llama.cpp's server tells it at /props: of one slot."""
+    settings = body.get("default_generation_settings") if isinstance(body, dict) else None
+    return _positive(settings.get("n_ctx")) if isinstance(settings, dict) else None
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _with_classes(info: ServerInfo, body: object) -> ServerInfo:

@@ -1,8 +1,8 @@
 """The latency targets a request is judged by, and where they come from.
 
-Value by value: what `--slo` says; else what the server told in the response's `x-slo-*` headers, where it granted the
-class asked for; else the class's targets at `GET /v1/slo`, for the uncached part of the prompt. A server that tells
-nothing leaves a request unjudged.
+Value by value: what `--slo`, or the class's own option, says; else what the server told in the response's `x-slo-*`
+headers, where it granted the class asked for; else the class's targets at `GET /v1/slo`, for the uncached part of the
+prompt. A server that tells nothing leaves a request unjudged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from loadgen.class_mix import split_option
+from loadgen.class_option import split_option
 from loadgen.config import BenchError
 
 _KEYS = ("ttft_ms", "tpot_ms", "max_stall_ms", "e2e_ms")
@@ -72,8 +72,10 @@ def read_told_targets(headers: Mapping[str, str]) -> ToldTargets:
     )
 
 
-def parse_overrides(options: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Targets]:
-    """The targets that `--slo` sets, by class.
+def parse_overrides(
+    options: tuple[str, ...], names: tuple[str, ...], of_classes: Mapping[str, Targets] | None = None
+) -> dict[str, Targets]:
+    """The targets that `--slo` sets, by class, on top of those that the options of the classes set.
 
     Raises:
         BenchError: an option cannot be read, or names a class that the run does not send.
@@ -89,6 +91,8 @@ def parse_overrides(options: tuple[str, ...], names: tuple[str, ...]) -> dict[st
         if name in overrides:
             raise BenchError(f"--slo gives class {name!r} twice")
         overrides[name] = Targets(*(_parse_ms(text, key, pairs[key]) if key in pairs else None for key in _KEYS))
+    for name, targets in (of_classes or {}).items():
+        overrides[name] = overrides.get(name, Targets()).or_else(targets)
     return overrides
 
 

@@ -17,7 +17,11 @@ class TraceEnd(enum.Enum):
     EXPIRED = "expired"  # 503: it waited too long in the server's queue
     FAILED = "failed"  # any other answer, a broken stream, a broken connection
     TIMED_OUT = "timed_out"  # our own patience ended
-    CANCELLED = "cancelled"  # the run was interrupted
+    CANCELLED = "cancelled"  # the run was interrupted, or the client left as planned
+
+
+LEFT = "left"
+"""Error code of a request whose client left as planned."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +61,13 @@ class RequestTrace:
     """Where the cached ones were."""
     usage_output_tokens: int | None = None
     """All from the response's usage; None: the server did not say."""
+    answer: str = ""
+    """Kept for requests of a conversation alone."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its client left as planned."""
+        return self.end is TraceEnd.CANCELLED and self.error_code == LEFT
 
     @property
     def num_output_tokens(self) -> int:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import itertools
 import random
 from collections.abc import Iterator
 
 from loadgen.arrivals import arrival_offsets_s
-from loadgen.class_mix import ClassMix
+from loadgen.calibration import Calibration
+from loadgen.cancellations import Cancellations
+from loadgen.class_mix import Arrivals, ClassMix, ClassShare
 from loadgen.config import BenchConfig
-from loadgen.words import WORDS
-
-_NUM_HEAD_WORDS = 3
-"""Words at the head of a prompt that no other prompt of the run begins with."""
-_HEAD_SPACE = len(WORDS) ** _NUM_HEAD_WORDS
+from loadgen.words import NUM_HEAD_WORDS, WORDS, head_words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +40,8 @@ class PlannedRequest:
     """`trace_id` of the turn whose answer must be there first; None: it waits for none."""
     think_s: float | None = None
     """From that answer to this request; None: `offset_s` is when it is due at the earliest."""
+    is_whole: bool = False
+    """The prompt holds the turns before it already, as blocks of a trace do."""
     history: tuple[tuple[str, str], ...] = ()
     """Turns before it, each what was asked and what was answered. Known when it is sent."""
     cancel_after_tokens: int | None = None
@@ -48,52 +49,111 @@ class PlannedRequest:
 
 
 class Workload:
-    """The requests of one run, in the order in which they are sent.
+    """The requests of one run, in the order in which they are sent; turns of a conversation follow its first one.
 
     Arrivals, classes and each prompt have random streams of their own: a change of one leaves the others alone.
     """
 
-    def __init__(self, config: BenchConfig, mix: ClassMix) -> None:
+    def __init__(self, config: BenchConfig, mix: ClassMix, calibration: Calibration | None = None) -> None:
         self._config = config
         self._mix = mix
+        self._calibration = calibration or Calibration()
+        self._cancellations = Cancellations(config.cancel_share, config.seed)
         rng = random.Random(f"{config.seed}/prefix")
-        self._shared_prefix = [rng.choice(WORDS) for _ in range(config.shared_prefix_tokens)]
-        self._head_offset = rng.randrange(_HEAD_SPACE)
+        self._shared_prefix = rng.choices(WORDS, k=self._calibration.words_for(config.shared_prefix_tokens))
+        self._head_offset = rng.randrange(len(WORDS) ** NUM_HEAD_WORDS)
+        self._class_prefixes = {
+            c.name: random.Random(f"{config.seed}/prefix/{c.name}").choices(
+                WORDS, k=self._calibration.words_for(c.prefix_tokens)
+            )
+            for c in mix.classes
+            if c.prefix_tokens is not None
+        }
 
     def requests(self) -> Iterator[PlannedRequest]:
         """The requests; an open loop's end with its number or its duration, a closed one's with its number."""
         config = self._config
-        class_rng = random.Random(f"{config.seed}/classes")
-        for index, offset_s in zip(self._indices(), self._offsets_s(), strict=False):
+        index = 0
+        for offset_s, slo_class in self._arrivals():
             if offset_s is not None and config.duration_s is not None and offset_s >= config.duration_s:
                 return
-            yield self._plan(index, offset_s, class_rng)
+            for planned in self._conversation(index, offset_s, slo_class):
+                if config.max_requests is not None and planned.index >= config.max_requests:
+                    return
+                yield planned
+                index = planned.index + 1
 
-    def _indices(self) -> Iterator[int]:
-        limit = self._config.max_requests
-        return iter(range(limit)) if limit is not None else itertools.count()
+    def _arrivals(self) -> Iterator[tuple[float | None, ClassShare]]:
+        """When conversations begin, and of which class."""
+        config, classes = self._config, self._mix.classes
+        if any(c.has_own_arrivals for c in classes):
+            return heapq.merge(*(self._arrivals_of(c) for c in classes), key=lambda arrival: arrival[0])
+        class_rng = random.Random(f"{config.seed}/classes")
+        shares = sum(c.share for c in classes)
+        # Shares are of requests: a conversation of many turns begins less often.
+        rate_per_s = config.rate_per_s * sum(c.share / c.mean_turns for c in classes) / shares
+        offsets_s: Iterator[float | None] = itertools.repeat(None)
+        if config.is_open_loop:
+            offsets_s = self._offsets_s(rate_per_s, None, None, "arrivals")
+        return ((offset_s, self._mix.draw(class_rng)) for offset_s in offsets_s)
 
-    def _offsets_s(self) -> Iterator[float | None]:
+    def _arrivals_of(self, slo_class: ClassShare) -> Iterator[tuple[float, ClassShare]]:
+        """Of a class with a process of its own. Classes without a rate divide the run's by their shares."""
+        rate_per_s = slo_class.rate_per_s
+        if rate_per_s is None:
+            shares = sum(c.share for c in self._mix.classes if c.rate_per_s is None)
+            rate_per_s = self._config.rate_per_s * slo_class.share / shares
+        stream = f"arrivals/{slo_class.name}"
+        offsets_s = self._offsets_s(rate_per_s / slo_class.mean_turns, slo_class.arrivals, slo_class.cv, stream)
+        return ((offset_s, slo_class) for offset_s in offsets_s)
+
+    def _offsets_s(self, rate_per_s: float, kind: Arrivals | None, cv: float | None, stream: str) -> Iterator[float]:
         config = self._config
-        if not config.is_open_loop:
-            return itertools.repeat(None)
-        assert config.arrival_kind in ("poisson", "constant"), config.arrival_kind
-        return arrival_offsets_s(config.arrival_kind, config.rate_per_s, random.Random(f"{config.seed}/arrivals"))
+        if kind is None:
+            assert config.arrival_kind != "trace", "there is no trace"
+            kind = config.arrival_kind
+        cv = config.burstiness**-0.5 if cv is None else cv
+        return arrival_offsets_s(kind, rate_per_s, random.Random(f"{config.seed}/{stream}"), cv)
 
-    def _plan(self, index: int, offset_s: float | None, class_rng: random.Random) -> PlannedRequest:
+    def _conversation(self, index: int, offset_s: float | None, slo_class: ClassShare) -> Iterator[PlannedRequest]:
+        first = self._plan(index, offset_s, slo_class)
+        num_turns = slo_class.turns.draw(random.Random(f"{self._config.seed}/turns/{index}"))
+        if num_turns == 1:
+            yield first
+            return
+        before = dataclasses.replace(first, session=f"{slo_class.name}/{index}")
+        yield before
+        for turn in range(1, num_turns):
+            plain = self._plan(index + turn, None, slo_class, has_prefix=False)
+            before = dataclasses.replace(
+                plain,
+                num_prompt_tokens=before.num_prompt_tokens + before.num_output_tokens + plain.num_prompt_tokens,
+                session=before.session,
+                after=before.trace_id,
+                think_s=random.Random(f"{self._config.seed}/think/{plain.index}").uniform(*slo_class.think_s),
+            )
+            yield before
+
+    def _plan(
+        self, index: int, offset_s: float | None, slo_class: ClassShare, *, has_prefix: bool = True
+    ) -> PlannedRequest:
         rng = random.Random(f"{self._config.seed}/request/{index}")
-        slo_class = self._mix.draw(class_rng)
-        num_prompt_tokens = slo_class.prompt_tokens.draw(rng)
+        num_own_tokens = slo_class.prompt_tokens.draw(rng)
         num_output_tokens = slo_class.output_tokens.draw(rng)
-        own = self._head(index) + [rng.choice(WORDS) for _ in range(num_prompt_tokens - _NUM_HEAD_WORDS)]
-        words = self._shared_prefix + own[:num_prompt_tokens]
-        return PlannedRequest(index, slo_class.name, offset_s, " ".join(words), len(words), num_output_tokens, index)
-
-    def _head(self, index: int) -> list[str]:
-        """Words that tell `index` apart: its digits, so that prompts differ from their first word on where they can."""
-        number = (index + self._head_offset) % _HEAD_SPACE
-        head = []
-        for _ in range(_NUM_HEAD_WORDS):
-            number, digit = divmod(number, len(WORDS))
-            head.append(WORDS[digit])
-        return head
+        num_words = max(self._calibration.words_for(num_own_tokens), 1)
+        own = head_words(index + self._head_offset) + rng.choices(WORDS, k=max(num_words - NUM_HEAD_WORDS, 0))
+        prefix, num_prefix_tokens = self._shared_prefix, self._config.shared_prefix_tokens
+        if slo_class.prefix_tokens is not None:
+            prefix, num_prefix_tokens = self._class_prefixes[slo_class.name], slo_class.prefix_tokens
+        if not has_prefix:
+            prefix, num_prefix_tokens = [], 0
+        return PlannedRequest(
+            index,
+            slo_class.name,
+            offset_s,
+            " ".join(prefix + own[:num_words]),
+            num_prefix_tokens + num_own_tokens,
+            num_output_tokens,
+            trace_id=index,
+            cancel_after_tokens=self._cancellations.draw(index, num_output_tokens),
+        )

@@ -299,7 +299,9 @@ def _simulate(model: str | None, config_path: Path | None, typed: Typed) -> None
         scheduler = settings.build(SchedulerConfig)
         engine = settings.build(EngineConfig, model_path="")  # its place is known further below
         classes = load_slo_classes(config.classes_path, None)
-        shares = parse_class_mix(BenchConfig(url="", classes=config.mix), "--mix").classes
+        shares = parse_class_mix(
+            BenchConfig(url="", classes=config.mix), "--mix", ("share", "prompt", "output")
+        ).classes
     except (SettingsError, SLOTableError, BenchError) as error:
         _fail(str(error), EXIT_USAGE)
     if None not in (model, config.model) and model != config.model:

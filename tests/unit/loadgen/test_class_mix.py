@@ -42,7 +42,7 @@ def test_drawn_shares_are_those_asked_for() -> None:
         ("a:nan", "above 0"),
         ("a:0.5,0.5", "the share is given twice"),
         ("a:0.5,prompt=1,prompt=2", "prompt is given twice"),
-        ("a:0.5,ttft=1", "unknown key 'ttft'"),
+        ("a:0.5,tfft=1", "unknown key 'tfft'"),
         ("a:prompt=0", "at least 1"),
         ("a:prompt=20-10", "LOW at most HIGH"),
         ("a:output=many", "a number of tokens"),

@@ -48,13 +48,23 @@ class ScriptedSender:
         return trace
 
 
+class QuietObserver:
+    """Is told, and does nothing."""
+
+    def started(self, started_s: float) -> None: ...
+
+    def sent(self, planned: PlannedRequest, lag_s: float) -> None: ...
+
+    def finished(self, trace: RequestTrace) -> None: ...
+
+
 def _requests(config: BenchConfig) -> Any:
     return Workload(config, parse_class_mix(config)).requests()
 
 
 def _run(config: BenchConfig, sender: ScriptedSender) -> RunResult:
     async def run() -> RunResult:
-        return await asyncio.wait_for(Runner(config, sender, lambda: None).run(_requests(config)), 30.0)
+        return await asyncio.wait_for(Runner(config, sender, QuietObserver()).run(_requests(config)), 30.0)
 
     return asyncio.run(run())
 
@@ -94,7 +104,7 @@ def test_an_interrupted_run_cuts_off_what_is_open_and_returns(options: dict[str,
 
     async def run() -> RunResult:
         sender = ScriptedSender(hold=True)
-        runner = Runner(config, sender, lambda: None)
+        runner = Runner(config, sender, QuietObserver())
         task = asyncio.create_task(runner.run(_requests(config)))
         await asyncio.wait_for(sender.opened.wait(), 10.0)
         runner.interrupt()
@@ -114,7 +124,7 @@ def test_a_bug_in_the_sender_ends_the_run_with_its_exception() -> None:
     config = BenchConfig("http://x", rate=1000.0, requests=5)
 
     async def run() -> None:
-        await asyncio.wait_for(Runner(config, Broken(), lambda: None).run(_requests(config)), 10.0)
+        await asyncio.wait_for(Runner(config, Broken(), QuietObserver()).run(_requests(config)), 10.0)
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(run())
