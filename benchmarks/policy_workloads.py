@@ -10,7 +10,8 @@ from typing import Protocol
 from engine.simulation.arrivals import STEADY, ArrivalPattern
 from engine.simulation.replayed_load import ReplayedLoad, SeenRequest
 from engine.simulation.traffic import Traffic, TrafficClass, draw_traffic, make_request
-from loadgen.traces.importer import ImportConfig, import_trace
+from loadgen.traces.import_config import ImportConfig
+from loadgen.traces.importer import import_trace
 
 MIX = (
     TrafficClass("realtime", 45.0, (100, 1000), (10, 60)),

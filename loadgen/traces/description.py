@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from loadgen.traces.conversations import conversations, keep
 from loadgen.traces.trace_request import TraceRequest
 
 _QUANTILES = (0.5, 0.9, 0.99)
@@ -22,6 +23,25 @@ class LengthQuantiles:
     p90: float
     p99: float
     max: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SessionFigures:
+    """What is told of conversations."""
+
+    num_sessions: int
+    """Requests that belong together, also those of one turn."""
+    num_requests: int
+    """In them."""
+    max_turns: int
+    num_waiting: int
+    """Requests that wait for the answer of another."""
+    mean_think_s: float | None
+    """From an answer to the next turn; None: not told."""
+
+    @property
+    def mean_turns(self) -> float:
+        return self.num_requests / self.num_sessions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +63,8 @@ class TraceDescription:
     in_tokens: LengthQuantiles
     out_tokens: LengthQuantiles
     num_by_class: dict[str | None, int]
+    sessions: SessionFigures | None
+    """None: no request is of a session or waits for another."""
     num_blocks: int
     """Of all prompts that have block ids."""
     num_cached_blocks: int
@@ -73,9 +95,37 @@ def describe(requests: Sequence[TraceRequest]) -> TraceDescription:
         dispersion=float(whole_seconds.var() / whole_seconds.mean()) if whole_seconds.any() else None,
         in_tokens=_lengths(request.in_tokens for request in requests),
         out_tokens=_lengths(request.out_tokens for request in requests),
+        sessions=_sessions(requests),
         num_by_class=dict(collections.Counter(request.slo_class for request in requests)),
         num_blocks=num_blocks,
         num_cached_blocks=num_cached_blocks,
+    )
+
+
+def describe_classes(requests: Sequence[TraceRequest]) -> dict[str | None, TraceDescription]:
+    """The figures of each class alone, in the order of their names, those of no class at the end.
+
+    Blocks count as cached only where a request of the same class had them.
+    """
+    names = sorted({request.slo_class for request in requests}, key=lambda name: (name is None, name or ""))
+    return {name: describe(keep(requests, [each.slo_class == name for each in requests]).requests) for name in names}
+
+
+def _sessions(requests: Sequence[TraceRequest]) -> SessionFigures | None:
+    told = [request.session is not None or request.after is not None for request in requests]
+    if not any(told):
+        return None
+    roots = conversations(requests)
+    # The request that another one waits for is of its conversation, also where it has no session.
+    sizes = collections.Counter(roots)
+    inside = {root for root, is_told in zip(roots, told, strict=True) if is_told}
+    think_s = [request.think_s for request in requests if request.think_s is not None]
+    return SessionFigures(
+        num_sessions=len(inside),
+        num_requests=sum(sizes[root] for root in inside),
+        max_turns=max(sizes[root] for root in inside),
+        num_waiting=sum(request.after is not None for request in requests),
+        mean_think_s=sum(think_s) / len(think_s) if think_s else None,
     )
 
 

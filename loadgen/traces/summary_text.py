@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.traces.description import LengthQuantiles, TraceDescription, describe
+from loadgen.traces.description import (
+    LengthQuantiles,
+    SessionFigures,
+    TraceDescription,
+    describe,
+    describe_classes,
+)
 from loadgen.traces.ties import is_stepped
 from loadgen.traces.trace_file import Trace
 from loadgen.traces.trace_meta import TraceMeta, Transform
 
 
-def import_lines(trace: Trace, out_path: Path) -> list[str]:
+def written_lines(trace: Trace, out_path: Path) -> list[str]:
     """What was read, what became of it, and where it is."""
     lines = [f"{out_path}: {_counts(trace.meta)}", *_origin(trace.meta)]
     return [*lines, *_warnings(trace)]
@@ -26,7 +32,9 @@ def describe_lines(trace: Trace) -> list[str]:
         _line("input", _lengths(figures.in_tokens)),
         _line("output", _lengths(figures.out_tokens)),
         _line("prefixes", _prefixes(figures)),
+        _line("sessions", _sessions(figures.sessions)),
         _line("classes", _classes(figures)),
+        *_class_lines(trace, figures),
         *_warnings(trace),
     ]
 
@@ -50,6 +58,9 @@ def _origin(meta: TraceMeta) -> list[str]:
     ]
     if meta.source.attribution is not None:
         lines.append(_line("cite", meta.source.attribution))
+    for part in meta.parts:
+        lines.append(_line("part", f"{part.source_file}: {_counts(part)}"))
+        lines.extend(_line("", _transform(transform)) for transform in part.transforms)
     lines.extend(_line("transform", _transform(transform)) for transform in meta.transforms)
     return lines
 
@@ -97,6 +108,31 @@ def _classes(figures: TraceDescription) -> str:
         return "not told by this trace"
     named = sorted(figures.num_by_class.items(), key=lambda item: (item[0] is None, item[0] or ""))
     return ", ".join(f"{name or 'none'} {count / figures.num_requests:.1%}" for name, count in named)
+
+
+def _class_lines(trace: Trace, figures: TraceDescription) -> list[str]:
+    """Each class alone, where there are several."""
+    if len(figures.num_by_class) < 2:
+        return []
+    return [
+        _line(
+            f"  {name or 'none'}",
+            f"{_number(each.rate_per_s)} requests/s, CV of gaps {_number(each.gap_cv)}, variance / mean "
+            f"{_number(each.dispersion)}; input p50 {each.in_tokens.p50:,.0f}, p99 {each.in_tokens.p99:,.0f}; output "
+            f"p50 {each.out_tokens.p50:,.0f}, p99 {each.out_tokens.p99:,.0f}",
+        )
+        for name, each in describe_classes(trace.requests).items()
+    ]
+
+
+def _sessions(figures: SessionFigures | None) -> str:
+    if figures is None:
+        return "not told by this trace"
+    think = "not told" if figures.mean_think_s is None else f"{figures.mean_think_s:,.3g} s on average"
+    return (
+        f"{figures.num_sessions:,} of {figures.num_requests:,} requests, {figures.mean_turns:.3g} turns on average, at "
+        f"most {figures.max_turns:,}; {figures.num_waiting:,} requests wait for an answer; think time {think}"
+    )
 
 
 def _warnings(trace: Trace) -> list[str]:

@@ -80,7 +80,7 @@ def _read(path: Path) -> Trace:
         for number, line in enumerate(file, start=1):
             try:
                 request = decode_request(line)
-                _check_order(requests, request)
+                check_order(request, requests[-1].t_s if requests else None, len(requests))
             except TraceError as error:
                 raise TraceError(f"line {number}: {error}") from error
             requests.append(request)
@@ -89,10 +89,11 @@ def _read(path: Path) -> Trace:
     return Trace(tuple(requests), _meta_of(path, len(requests)))
 
 
-def _check_order(before: list[TraceRequest], request: TraceRequest) -> None:
-    if before and request.t_s < before[-1].t_s:
-        raise TraceError(f"t is {request.t_s}, before the {before[-1].t_s} of the line above; sort the lines by t")
-    if request.after is not None and not 0 <= request.after < len(before):
+def check_order(request: TraceRequest, last_s: float | None, num_before: int) -> None:
+    """Raises TraceError: it comes before the line above, at `last_s`, or waits for one that is not above."""
+    if last_s is not None and request.t_s < last_s:
+        raise TraceError(f"t is {request.t_s}, before the {last_s} of the line above; sort the lines by t")
+    if request.after is not None and not 0 <= request.after < num_before:
         raise TraceError(f"after is {request.after}, it must be the id (its line, from 0) of a request above")
 
 
@@ -100,6 +101,16 @@ def _meta_of(path: Path, num_requests: int) -> TraceMeta:
     checksum, side = sha256_of(path), sidecar_path(path)
     if not side.exists():
         return TraceMeta("canonical", _UNKNOWN_SOURCE, path.name, checksum, num_requests, num_requests, {})
+    return check_sidecar(side, checksum, num_requests)
+
+
+def check_sidecar(side: Path, checksum: str, num_requests: int) -> TraceMeta:
+    """The content of a sidecar, which must be that of a trace with this checksum and so many requests.
+
+    Raises:
+        TraceError: it is not, or it is no sidecar.
+        OSError: it cannot be read.
+    """
     try:
         meta, told = decode_meta(side.read_text(encoding="utf-8"))
     except TraceError as error:

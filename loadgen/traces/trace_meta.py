@@ -42,8 +42,10 @@ class TraceMeta:
     num_dropped: dict[str, int]
     """By reason."""
     seed: int | None = None
-    """None: nothing was drawn."""
+    """None: nothing was drawn. Where more was drawn, the first; the others are with their transforms."""
     transforms: tuple[Transform, ...] = ()
+    parts: tuple[TraceMeta, ...] = ()
+    """Of the traces that this one was merged of."""
 
     def check(self) -> None:
         """Raises TraceError: rows were lost or made."""
@@ -57,16 +59,19 @@ class TraceMeta:
 
 def encode_meta(meta: TraceMeta, trace_sha256: str) -> str:
     """The sidecar's text; `trace_sha256` is that of the canonical file beside it."""
+    body = {"headrace_trace": META_VERSION, "sha256": trace_sha256, **_body(meta)}
+    return json.dumps(body, indent=2) + "\n"
+
+
+def _body(meta: TraceMeta) -> dict[str, Any]:
     body = {
-        "headrace_trace": META_VERSION,
-        "sha256": trace_sha256,
         "format": meta.format,
         "source": {**dataclasses.asdict(meta.source), "file": meta.source_file, "sha256": meta.source_sha256},
         "rows": {"read": meta.num_rows_read, "emitted": meta.num_rows_emitted, "dropped": meta.num_dropped},
         "seed": meta.seed,
         "transforms": [{"name": transform.name, **transform.details} for transform in meta.transforms],
     }
-    return json.dumps(body, indent=2) + "\n"
+    return {**body, "parts": [_body(part) for part in meta.parts]} if meta.parts else body
 
 
 def decode_meta(text: str) -> tuple[TraceMeta, str]:
@@ -79,19 +84,24 @@ def decode_meta(text: str) -> tuple[TraceMeta, str]:
         body: dict[str, Any] = json.loads(text)
         if body["headrace_trace"] != META_VERSION:
             raise TraceError(f"the sidecar is of version {body['headrace_trace']}, this program reads {META_VERSION}")
-        source, rows = body["source"], body["rows"]
-        meta = TraceMeta(
-            format=body["format"],
-            source=TraceSource(source["name"], source["licence"], source["attribution"]),
-            source_file=source["file"],
-            source_sha256=source["sha256"],
-            num_rows_read=rows["read"],
-            num_rows_emitted=rows["emitted"],
-            num_dropped=dict(rows["dropped"]),
-            seed=body["seed"],
-            transforms=tuple(Transform(entry.pop("name"), entry) for entry in body["transforms"]),
-        )
-        meta.check()
-        return meta, str(body["sha256"])
+        return _meta(body), str(body["sha256"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise TraceError(f"this is no sidecar of a trace ({error!r}); import the trace again, or delete it") from error
+
+
+def _meta(body: dict[str, Any]) -> TraceMeta:
+    source, rows = body["source"], body["rows"]
+    meta = TraceMeta(
+        format=body["format"],
+        source=TraceSource(source["name"], source["licence"], source["attribution"]),
+        source_file=source["file"],
+        source_sha256=source["sha256"],
+        num_rows_read=rows["read"],
+        num_rows_emitted=rows["emitted"],
+        num_dropped=dict(rows["dropped"]),
+        seed=body["seed"],
+        transforms=tuple(Transform(entry.pop("name"), entry) for entry in body["transforms"]),
+        parts=tuple(_meta(part) for part in body.get("parts", ())),
+    )
+    meta.check()
+    return meta

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.traces.azure import parse_time_ns
-from loadgen.traces.importer import ImportConfig, import_trace
+from loadgen.traces.import_config import ImportConfig
+from loadgen.traces.importer import import_trace
+from loadgen.traces.timestamps import parse_time_ns
 from loadgen.traces.trace_error import TraceError
 from tests.trace_files import write_azure_2023, write_azure_2024, write_lines
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.traces.importer import ImportConfig, import_trace
+from loadgen.traces.import_config import ImportConfig
+from loadgen.traces.importer import import_trace
 from loadgen.traces.trace_error import TraceError
 from tests.trace_files import mooncake_line, write_lines
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.traces.description import LengthQuantiles, describe
-from loadgen.traces.importer import ImportConfig, import_trace, load_trace
+from loadgen.traces.import_config import ImportConfig
+from loadgen.traces.importer import import_trace, load_trace
 from tests.trace_files import real_slice
 
 

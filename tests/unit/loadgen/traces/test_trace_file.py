@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.traces.importer import ImportConfig, import_trace, load_trace
+from loadgen.traces.import_config import ImportConfig
+from loadgen.traces.importer import import_trace, load_trace
 from loadgen.traces.trace_error import TraceError
 from loadgen.traces.trace_file import Trace, read_trace, sidecar_path, write_trace
 from loadgen.traces.trace_meta import TraceMeta, TraceSource
