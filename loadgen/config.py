@@ -159,6 +159,14 @@ class BenchConfig:
         default=0,
         metadata={"help": "Of arrivals, classes and prompts: the same seed sends the same, cached prompts too."},
     )
+    prompt_salt: int = dataclasses.field(
+        default=0,
+        metadata={
+            "help": "Another number changes the words of the prompts and nothing else, so that a server's prefix cache "
+            "does not know them from a run before; prefixes that are shared on purpose stay.",
+            "min": 0,
+        },
+    )
     timeout_s: float = dataclasses.field(
         default=600.0,
         metadata={"help": "Seconds after which a request counts as timed out.", "min": 0.001, "option": "timeout"},

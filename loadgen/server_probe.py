@@ -25,6 +25,8 @@ class ServerInfo:
     classes: Mapping[str, ClassTargets] = dataclasses.field(default_factory=dict)
     tiers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Class to the `service_tier` that asks for it."""
+    objectives: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Class to the share of its requests that is to meet the targets."""
     max_model_len: int | None = None
     """Tokens of prompt and answer that the model reads; None: it does not tell."""
 
@@ -117,6 +119,11 @@ def _with_classes(info: ServerInfo, body: object) -> ServerInfo:
         default_class=default if isinstance(default, str) else None,
         classes={name: _class_targets(e.get("targets")) for name, e in named.items()},
         tiers={name: tier for name, tier in tiers.items() if isinstance(tier, str)},
+        objectives={
+            name: float(e["objective"])
+            for name, e in named.items()
+            if isinstance(e.get("objective"), int | float) and 0.0 < e["objective"] < 1.0
+        },
     )
 
 

@@ -69,7 +69,8 @@ class TraceWorkload:
         limit = RowLimit(max_model_len, config.too_long)
         self._rows: Mapping[int, TraceRequest] = limit.apply(trace.requests)
         self._followers = _followers(self._rows)
-        self._pool = WordPool(f"{config.seed}/trace")
+        salt = f"/{config.prompt_salt}" if config.prompt_salt else ""
+        self._pool = WordPool(f"{config.seed}/trace{salt}")
         rate_per_s = _rate_per_s(trace.requests)
         if config.arrival_kind == "trace" and config.rate is not None and rate_per_s is None and config.is_open_loop:
             raise BenchError(f"{config.trace_path} has no time between its requests that --rate could scale")

@@ -62,6 +62,9 @@ class Workload:
         rng = random.Random(f"{config.seed}/prefix")
         self._shared_prefix = rng.choices(WORDS, k=self._calibration.words_for(config.shared_prefix_tokens))
         self._head_offset = rng.randrange(len(WORDS) ** NUM_HEAD_WORDS)
+        if config.prompt_salt:
+            salted = random.Random(f"{config.seed}/salt/{config.prompt_salt}")
+            self._head_offset = salted.randrange(len(WORDS) ** NUM_HEAD_WORDS)
         self._class_prefixes = {
             c.name: random.Random(f"{config.seed}/prefix/{c.name}").choices(
                 WORDS, k=self._calibration.words_for(c.prefix_tokens)

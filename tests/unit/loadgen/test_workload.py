@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -66,3 +67,13 @@ def test_a_closed_loop_has_no_schedule_and_ends_with_its_number() -> None:
     config = BenchConfig("http://x", concurrency=3, duration_s=1.0)
     endless = Workload(config, parse_class_mix(config)).requests()
     assert len(list(itertools.islice(endless, 500))) == 500
+
+
+def test_a_salt_changes_the_words_of_prompts_and_nothing_else() -> None:
+    plain = BenchConfig("http://x", requests=30, shared_prefix_tokens=5, classes=("a:1,prompt=20-40", "b:2"))
+    salted = dataclasses.replace(plain, prompt_salt=7)
+    runs = [list(Workload(config, parse_class_mix(config)).requests()) for config in (plain, salted)]
+    for before, after in zip(*runs, strict=True):
+        assert before.prompt.split()[:5] == after.prompt.split()[:5]
+        assert before.prompt.split()[5:8] != after.prompt.split()[5:8]
+        assert dataclasses.replace(before, prompt="") == dataclasses.replace(after, prompt="")
