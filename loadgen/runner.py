@@ -107,6 +107,7 @@ class Runner:
             intended_s = self._started_s + offset_s
             await self._sleep_until(intended_s)
             self._start(self._converse(conversation, conversation.first, intended_s))
+            await asyncio.sleep(0)  # it leaves before the next one is made up
 
     async def _feed_closed_loop(self, load: Iterator[Conversation]) -> None:
         await self._sleep_until(self._started_s)

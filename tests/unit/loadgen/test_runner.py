@@ -13,6 +13,7 @@ from loadgen.config import BenchConfig
 from loadgen.runner import Runner, RunResult
 from loadgen.trace import RequestTrace, TraceEnd
 from loadgen.workload import PlannedRequest, Workload
+from tests.virtual_bench import QuietObserver
 
 
 @dataclasses.dataclass
@@ -46,16 +47,6 @@ class ScriptedSender:
             trace.finish(TraceEnd.CANCELLED, loop.time())
         self.num_open -= 1
         return trace
-
-
-class QuietObserver:
-    """Is told, and does nothing."""
-
-    def started(self, started_s: float) -> None: ...
-
-    def sent(self, planned: PlannedRequest, lag_s: float) -> None: ...
-
-    def finished(self, trace: RequestTrace) -> None: ...
 
 
 def _requests(config: BenchConfig) -> Any:
