@@ -44,6 +44,12 @@ class RequestMetrics:
             ("slo_class", "outcome"),
             registry=registry,
         )
+        self._tokens = Counter(
+            "headrace_requests_slo_tokens",
+            "Tokens that finished requests were handed, by class asked for and outcome; those of met are goodput.",
+            ("slo_class", "outcome"),
+            registry=registry,
+        )
         self._promises = Counter(
             "headrace_promises",
             "Admitted requests by class granted, and whether the targets told at admission were kept.",
@@ -121,6 +127,7 @@ class RequestMetrics:
         self._offered.labels(name)
         for outcome in Outcome:
             self._outcomes.labels(name, outcome.value)
+            self._tokens.labels(name, outcome.value)
         for kept in ("true", "false"):
             self._promises.labels(name, kept)
         for reason in REFUSAL_REASONS:
@@ -148,6 +155,7 @@ class RequestMetrics:
         """A request is over and judged; called once for each."""
         requested = record.slo.requested
         self._outcomes.labels(requested, outcome.value).inc()
+        self._tokens.labels(requested, outcome.value).inc(sum(choice.num_tokens for choice in record.choices))
         kept = promise_kept(record, self._classes)
         if kept is not None and record.granted is not None:
             self._promises.labels(record.granted, str(kept).lower()).inc()

@@ -75,6 +75,7 @@ def test_all_label_pairs_exist_from_the_start(metrics: Metrics) -> None:
         for outcome in Outcome:
             labels = frozenset({("slo_class", name), ("outcome", outcome.value)})
             assert samples["headrace_requests_slo_total", labels] == 0.0
+            assert samples["headrace_requests_slo_tokens_total", labels] == 0.0
         for kept in ("true", "false"):
             assert samples["headrace_promises_total", frozenset({("slo_class", name), ("kept", kept)})] == 0.0
         for reason in REFUSAL_REASONS:
@@ -191,6 +192,22 @@ def test_one_requests_life_in_the_metrics(metrics: Metrics) -> None:
     ):
         assert _value(samples, f"vllm:{name}_seconds_sum", model_name="tiny") == seconds
     assert _value(samples, "vllm:request_success_total", model_name="tiny", finished_reason="length") == 1.0
+
+
+def test_tokens_count_under_the_outcome_of_their_request(metrics: Metrics) -> None:
+    """Of all choices; those of met requests are goodput."""
+    ledger = RequestLedger(CLASSES, metrics)
+    for first_s, num_tokens in ((0.5, (3, 2)), (9.0, (1, 6))):  # a met one and a late one
+        record = ledger.open("r", SLO("interactive", "interactive"), 0.0, 2)
+        record.admitted(_admitted("interactive"), 0.25)
+        for choice, n in enumerate(num_tokens):
+            record.token(choice, first_s, n=n)
+            record.choice_finished(choice, "length")
+        ledger.close(record, End.COMPLETED, first_s)
+    samples, name = _samples(metrics), "headrace_requests_slo_tokens_total"
+    assert _value(samples, name, slo_class="interactive", outcome="met") == 5.0
+    assert _value(samples, name, slo_class="interactive", outcome="late_ttft") == 7.0
+    assert sum(value for (each, _), value in samples.items() if each == name) == 12.0
 
 
 def test_closing_twice_counts_once(metrics: Metrics) -> None:
