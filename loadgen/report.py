@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from loadgen.metrics import LATE, ClassSummary, Outcome, Quantiles
-from loadgen.request_lines import request_json
 from loadgen.result import BenchResult, ErrorCount
+from loadgen.result_json import result_json
+from loadgen.vllm_format import to_vllm_json
 
-JSON_VERSION = 1
 _TABLE_WIDTH_CHARS = 120
 """Where the output is no terminal."""
 _ALWAYS_SHOWN = (
@@ -43,72 +41,9 @@ def print_report(result: BenchResult, console: Console) -> None:
 
 
 def encode_json(result: BenchResult) -> str:
-    """The result as one JSON object; times in seconds, null where there is nothing to measure."""
-    run, config = result.run, dataclasses.asdict(result.config)
-    del config["api_key"]
-    body: dict[str, Any] = {
-        "headrace_bench": JSON_VERSION,
-        "config": config,
-        "model": result.server.model,
-        "valid": result.is_valid,
-        "invalid_reasons": list(result.invalid_reasons),
-        "interrupted": run.interrupted,
-        "duration_s": run.ended_s - run.started_s,
-        "arrival_window_s": run.arrival_window_s,
-        "steady_window_s": result.window.length_s,
-        "sent_by_phase": {phase.value: count for phase, count in result.num_by_phase.items()},
-        "unsent_turns": run.num_unsent_turns,
-        "trace": None if result.replay is None else dataclasses.asdict(result.replay),
-        "calibration": dataclasses.asdict(result.calibration),
-        "max_send_lag_p99_s": result.max_send_lag_s,
-        "overall": _summary_json(result.overall),
-        "classes": {summary.name: _summary_json(summary) for summary in result.classes},
-        "errors": [dataclasses.asdict(error) for error in result.errors],
-    }
-    if result.config.save_requests:
-        body["requests"] = [
-            request_json(trace, outcome, run.started_s, result.phase_of(trace)) for trace, outcome in result.judged
-        ]
+    """The result as JSON in the form that `--format` names."""
+    body = to_vllm_json(result) if result.config.json_format == "vllm" else result_json(result)
     return json.dumps(body, indent=2)
-
-
-def _summary_json(summary: ClassSummary) -> dict[str, Any]:
-    counts = {outcome.value: summary.outcomes[outcome] for outcome in Outcome}
-    return {
-        "sent": summary.num_sent,
-        "met": counts["met"],
-        "late": summary.num_late,
-        "refused": counts["refused"],
-        "failed": counts["failed"],
-        "outcomes": counts,
-        "offered_attainment": summary.offered_attainment,
-        "admitted_attainment": summary.admitted_attainment,
-        "goodput_per_s": summary.goodput_per_s,
-        "degraded": summary.num_degraded,
-        "prompt_tokens": summary.num_prompt_tokens,
-        "cached_prompt_tokens": summary.num_cached_tokens,
-        "cached_prompt_tokens_by_tier": summary.cached_tokens_by_tier,
-        "output_tokens": summary.num_output_tokens,
-        "ttft_s": _quantiles_json(summary.ttft),
-        "tpot_s": _quantiles_json(summary.tpot),
-        "itl_s": _quantiles_json(summary.itl),
-        "e2e_s": _quantiles_json(summary.e2e),
-        "send_lag_s": _quantiles_json(summary.send_lag),
-    }
-
-
-def _quantiles_json(quantiles: Quantiles | None) -> dict[str, float] | None:
-    if quantiles is None:
-        return None
-    return {
-        "count": quantiles.num_samples,
-        "mean": quantiles.mean_s,
-        "p50": quantiles.p50_s,
-        "p90": quantiles.p90_s,
-        "p95": quantiles.p95_s,
-        "p99": quantiles.p99_s,
-        "max": quantiles.max_s,
-    }
 
 
 def _rows(result: BenchResult) -> tuple[ClassSummary, ...]:

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 
 from loadgen.calibration import Calibration
 from loadgen.class_mix import NO_CLASS, ClassMix
+from loadgen.conditions import Conditions
 from loadgen.config import BenchConfig
 from loadgen.metrics import ClassSummary, Outcome, judge, quantiles, summarize
 from loadgen.phases import Phase, SteadyWindow, steady_window
 from loadgen.runner import RunResult
 from loadgen.server_probe import ServerInfo
-from loadgen.targets import TargetBook
+from loadgen.server_view import ServerView
+from loadgen.targets import TargetBook, Targets
 from loadgen.trace import RequestTrace, TraceEnd
 from loadgen.trace_workload import Replay
 
@@ -58,6 +60,12 @@ class BenchResult:
     replay: Replay | None = None
     """None: no trace was replayed."""
     calibration: Calibration = dataclasses.field(default_factory=Calibration)
+    book: TargetBook = dataclasses.field(default_factory=lambda: TargetBook({}, {}))
+    """What requests were judged by."""
+    server_view: ServerView | None = None
+    """None: the server's metrics were not read."""
+    conditions: Conditions | None = None
+    """None: nobody asked for them."""
 
     @property
     def is_valid(self) -> bool:
@@ -66,6 +74,10 @@ class BenchResult:
     def phase_of(self, trace: RequestTrace) -> Phase:
         """Where it was due."""
         return self.window.phase_of(trace.intended_s - self.run.started_s)
+
+    def targets_of(self, trace: RequestTrace) -> Targets:
+        """What it was judged by."""
+        return self.book.targets_for(trace.planned.slo_class, trace.num_uncached_tokens, trace.told)
 
     @property
     def counted(self) -> tuple[tuple[RequestTrace, Outcome], ...]:
@@ -110,6 +122,7 @@ def make_result(
         errors=count_errors(run.traces),
         replay=replay,
         calibration=calibration or Calibration(),
+        book=book,
     )
 
 

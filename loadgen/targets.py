@@ -111,6 +111,11 @@ class TargetBook:
         served = self._served.get(slo_class)
         return targets if served is None else targets.or_else(served.for_prompt(num_uncached_tokens))
 
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Classes with targets that the options set."""
+        return frozenset(self._overrides)
+
     def tightest_ttft_s(self, names: tuple[str, ...]) -> float | None:
         """The shortest TTFT target of the classes, for an empty prompt; None: none is known."""
         targets = [self.targets_for(name, 0, None).ttft_s for name in names]
