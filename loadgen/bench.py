@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from loadgen.calibration import calibrate
+from loadgen.calibration import Calibration, calibrate
 from loadgen.class_mix import NO_CLASS, ClassMix, parse_class_mix
 from loadgen.client import LoadClient, make_http_client, make_transport
+from loadgen.conditions import gather_conditions
 from loadgen.config import BenchConfig, BenchError
+from loadgen.live_view import LiveView
 from loadgen.metrics import judge
 from loadgen.report import encode_json, print_report
 from loadgen.request_lines import RequestLines, open_request_lines
 from loadgen.result import BenchResult, make_result
 from loadgen.runner import Runner, RunResult
+from loadgen.server_metrics import MetricsSnapshot, scrape, scrape_settled
 from loadgen.server_probe import ServerInfo, probe_server
+from loadgen.server_view import ServerView, compare_counts
 from loadgen.targets import ClassTargets, TargetBook, parse_overrides
 from loadgen.trace import RequestTrace
-from loadgen.trace_workload import TraceWorkload
+from loadgen.trace_workload import Replay, TraceWorkload
 from loadgen.traces.importer import load_trace
 from loadgen.traces.trace_error import TraceError
 from loadgen.traces.trace_file import Trace
@@ -81,13 +85,29 @@ async def run_bench(config: BenchConfig, progress_console: Console) -> BenchResu
         calibration = await calibrate(config, http, server.model)
         book = TargetBook(overrides, _served_targets(mix, server))
         client = LoadClient(config, transport, server, mix)
-        if trace is None:
-            run = await _run(config, Workload(config, mix, calibration).requests(), client, book, progress_console)
-            return make_result(config, mix, server, book, run, None, calibration)
-        max_model_len = server.max_model_len if config.max_model_len is None else config.max_model_len
-        load = TraceWorkload(config, mix, trace, calibration, max_model_len)
-        run = await _run(config, load.requests(), client, book, progress_console)
-        return make_result(config, mix, server, book, run, load.replay, calibration)
+        requests, replay = _plan(config, mix, trace, calibration, server)
+        conditions = gather_conditions(config)
+        before = await scrape(http) if config.scrape else None
+        run = await _run(config, mix, requests, client, book, progress_console)
+        result = make_result(config, mix, server, book, run, replay, calibration)
+        view = None if before is None else await _view(http, before, result)
+    return dataclasses.replace(result, server_view=view, conditions=conditions)
+
+
+def _plan(
+    config: BenchConfig, mix: ClassMix, trace: Trace | None, calibration: Calibration, server: ServerInfo
+) -> tuple[Iterator[PlannedRequest], Replay | None]:
+    """What is sent, and what it is of a trace."""
+    if trace is None:
+        return Workload(config, mix, calibration).requests(), None
+    max_model_len = server.max_model_len if config.max_model_len is None else config.max_model_len
+    load = TraceWorkload(config, mix, trace, calibration, max_model_len)
+    return load.requests(), load.replay
+
+
+async def _view(http: httpx.AsyncClient, before: MetricsSnapshot, result: BenchResult) -> ServerView:
+    after = await scrape_settled(http, before)
+    return compare_counts(before, after, result.judged, result.server.default_class, result.book.own_names)
 
 
 def _load_trace(path: str) -> Trace:
@@ -107,10 +127,17 @@ def _served_targets(mix: ClassMix, server: ServerInfo) -> dict[str, ClassTargets
 
 
 async def _run(
-    config: BenchConfig, requests: Iterator[PlannedRequest], client: LoadClient, book: TargetBook, console: Console
+    config: BenchConfig,
+    mix: ClassMix,
+    requests: Iterator[PlannedRequest],
+    client: LoadClient,
+    book: TargetBook,
+    console: Console,
 ) -> RunResult:
-    with open_request_lines(config.requests_path) as lines, _progress(config, console) as (progress, task):
-        runner = Runner(config, client, _Watch(book, lines, lambda: progress.advance(task)))
+    clock = asyncio.get_running_loop().time
+    live = LiveView(mix.names, console, clock, num_planned=config.max_requests, wanted=config.progress)
+    with open_request_lines(config.requests_path) as lines, live:
+        runner = Runner(config, client, _Watch(book, lines, live))
         with _interrupt_on_sigint(runner):
             return await runner.run(requests)
 
@@ -118,30 +145,26 @@ async def _run(
 class _Watch:
     """Passes on what happens in a run (`RunObserver`)."""
 
-    def __init__(self, book: TargetBook, lines: RequestLines | None, on_finish: Callable[[], None]) -> None:
+    def __init__(self, book: TargetBook, lines: RequestLines | None, live: LiveView) -> None:
         self._book = book
         self._lines = lines
-        self._on_finish = on_finish
+        self._live = live
         self._started_s = 0.0
 
     def started(self, started_s: float) -> None:
         self._started_s = started_s
+        self._live.started(started_s)
 
     def sent(self, planned: PlannedRequest, lag_s: float) -> None:
-        pass
+        self._live.sent(planned, lag_s)
 
     def finished(self, trace: RequestTrace) -> None:
+        if self._lines is None and not self._live.is_shown:
+            return
+        outcome = judge(trace, self._book)
+        self._live.finished(trace, outcome)
         if self._lines is not None:
-            self._lines.write(trace, judge(trace, self._book), self._started_s)
-        self._on_finish()
-
-
-@contextlib.contextmanager
-def _progress(config: BenchConfig, console: Console) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = config.progress and console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown, refresh_per_second=4) as progress:
-        yield progress, progress.add_task("requests", total=config.max_requests)
+            self._lines.write(trace, outcome, self._started_s)
 
 
 @contextlib.contextmanager
