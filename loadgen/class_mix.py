@@ -57,7 +57,7 @@ class ClassShare:
 
     name: str
     share: float
-    """Relative to the other classes' shares."""
+    """Relative to the other classes' shares; 0 for a trace's label, which no other row is drawn as."""
     prompt_tokens: TokenRange
     output_tokens: TokenRange
     rate_per_s: float | None = None
@@ -128,7 +128,7 @@ class ClassMix:
         seen = dict.fromkeys(labels)
         drawn = self.classes if None in seen else tuple(c for c in self.classes if c.name in seen)
         known = {c.name for c in drawn}
-        added = tuple(ClassShare(name, 1.0, _ONE, _ONE) for name in seen if name is not None and name not in known)
+        added = tuple(ClassShare(name, 0.0, _ONE, _ONE) for name in seen if name is not None and name not in known)
         return ClassMix((*drawn, *added), self.names_class or bool(added))
 
 

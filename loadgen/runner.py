@@ -207,7 +207,6 @@ def _forget_text(trace: RequestTrace) -> None:
 def _young_garbage_only() -> Iterator[None]:
     """Collect only what was made lately: a walk over all timestamps so far would hold up what is due, ever longer."""
     thresholds = gc.get_threshold()
-    gc.collect()
     gc.set_threshold(*_YOUNG_ONLY)
     try:
         yield

@@ -42,12 +42,12 @@ def _lindley_waits_s(result: BenchResult, service_s: float) -> list[float]:
 def test_the_mean_wait_in_an_m_d_1_queue_is_that_of_pollaczek_and_khinchine(load: float, seed: int) -> None:
     """Poisson arrivals, constant service D, one server: the mean wait is load x D / (2 (1 - load))."""
     service_s = 0.25
-    config = BenchConfig("http://x", rate=load / service_s, requests=3000, output_tokens="1", seed=seed)
+    config = BenchConfig("http://x", rate=load / service_s, requests=2000, output_tokens="1", seed=seed)
     result = bench_virtually(config, lambda: _always(service_s))
     waits = [ttft_s - service_s for ttft_s in _ttfts_s(result)]
     assert waits == pytest.approx(_lindley_waits_s(result, service_s), abs=1e-6)
 
-    batches = [statistics.fmean(waits[i : i + 150]) for i in range(0, 3000, 150)]
+    batches = [statistics.fmean(waits[i : i + 100]) for i in range(0, 2000, 100)]
     half_width = _STUDENT_T_99 * statistics.stdev(batches) / len(batches) ** 0.5
     expected = load * service_s / (2.0 * (1.0 - load))
     assert abs(statistics.fmean(batches) - expected) < half_width
