@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal
 
+from loadgen.traces.conversations import keep
 from loadgen.traces.trace_error import TraceError
 from loadgen.traces.trace_meta import Transform
 from loadgen.traces.trace_request import TraceRequest
@@ -27,7 +28,7 @@ class LimitedRequests:
 def limit_lengths(requests: Sequence[TraceRequest], max_tokens: int, policy: TooLong) -> LimitedRequests:
     """Make prompt and answer together fit into `max_tokens`.
 
-    `drop` leaves the long ones out. `clip` cuts the end of their prompts, and of an answer only what exceeds half of
+    `drop` leaves the long ones out, and the turns that go on after them. `clip` cuts the end of their prompts, and of an answer only what exceeds half of
     the limit. `scale` shrinks *all* requests, and their blocks, by one factor, so that their proportions stay.
 
     Raises:
@@ -53,14 +54,19 @@ def _limit(requests: Sequence[TraceRequest], max_tokens: int, policy: TooLong, n
     if policy == "scale":
         return _scale(requests, max_tokens)
     if policy == "drop":
-        if any(request.after is not None for request in requests):
-            raise TraceError("to drop requests would break conversations that go on after them; clip or scale instead")
-        return [request for request in requests if _total(request) <= max_tokens]
+        return _drop(requests, max_tokens)
     longest = max(_total(request) for request in requests)
     raise TraceError(
         f"{num_too_long} of {len(requests)} requests are longer than {max_tokens} tokens, the longest has {longest}; "
         "choose --too-long drop, clip or scale"
     )
+
+
+def _drop(requests: Sequence[TraceRequest], max_tokens: int) -> list[TraceRequest]:
+    is_kept: list[bool] = []
+    for request in requests:  # a turn stands after the one that it waits for
+        is_kept.append(_total(request) <= max_tokens and (request.after is None or is_kept[request.after]))
+    return list(keep(requests, is_kept).requests)
 
 
 def _clip(request: TraceRequest, max_tokens: int) -> TraceRequest:

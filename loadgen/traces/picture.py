@@ -57,13 +57,13 @@ def _draw_arrivals(axes: Axes, trace: Trace) -> None:
         bottom = bottom + rate
     axes.axhline(len(times_s) / length_s, color="black", linewidth=0.8, linestyle="--", label="mean")
     axes.set(xlabel="time in the trace, s", ylabel=f"requests/s, over {step_s:.0f} s", xlim=(edges_s[0], edges_s[-1]))
-    axes.set_title("arrivals", fontsize=10)
-    axes.legend(loc="upper right", fontsize=8)
+    axes.set_title("arrivals", fontsize=10, loc="left")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(classes) + 1, fontsize=8, frameon=False)
 
 
 def _draw_lengths(axes: Axes, trace: Trace, name: str, tokens: list[int]) -> None:
     counts = np.array(tokens)
-    edges = np.geomspace(0.999, max(float(counts.max()), 2.0) * 1.001, _LENGTH_BINS + 1)
+    edges = np.geomspace(0.999 * counts.min(), max(float(counts.max()), 2.0) * 1.001, _LENGTH_BINS + 1)
     classes = _classes(trace)
     for each, chosen in classes.items():
         share = np.histogram(counts[chosen], edges)[0] / chosen.sum()

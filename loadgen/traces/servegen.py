@@ -60,9 +60,9 @@ def read_servegen(
     """The requests of all clients in the order of their times, and what is drawn.
 
     In each window a client has its rate times the window's length of requests. Gaps of its distribution are stretched
-    so that they fill the window, as upstream does; upstream loses the request on the window's border, here the gap
-    there is split between both ends. A fraction of a request is carried into the client's next window. The lengths of
-    prompt and answer come from one random number, as upstream.
+    so that they fill the window, as upstream does. Upstream has its last request on the window's end and loses it;
+    here the window is a circle that begins anywhere. A fraction of a request is carried into the client's next
+    window. The lengths of prompt and answer come from one random number, as upstream.
 
     Raises:
         TraceError: no duration is given, a client has no lengths, or there is nothing to draw.
@@ -152,14 +152,14 @@ def _times(window: ArrivalWindow, count: int, rng: np.random.RandomState) -> npt
     """
     draw = rng.standard_gamma if window.family == "Gamma" else rng.weibull
     gaps = draw(window.shape, count)
-    split = rng.random_sample()
     total = float(gaps.sum())
     if not (math.isfinite(total) and total > 0.0):
         raise TraceError(
             f"gaps of {window.family} with a shape of {window.shape} sum to {total}; leave the window at "
             f"{window.start_s:g} s out with --start or --duration"
         )
-    times: npt.NDArray[np.float64] = window.start_s + (np.cumsum(gaps) - split * gaps[0]) * (window.length_s / total)
+    turns = np.cumsum(gaps) / total + rng.random_sample()
+    times: npt.NDArray[np.float64] = window.start_s + window.length_s * np.sort(turns % 1.0)
     return times
 
 

@@ -48,9 +48,18 @@ def test_drop_and_fail() -> None:
     assert lengths(limit_lengths(requests, 101, "fail").requests) == [(60, 40), (61, 40)]
 
 
-def test_dropping_must_not_break_a_conversation() -> None:
-    with pytest.raises(TraceError, match="break conversations"):
-        limit_lengths([request(90, 40), TraceRequest(0.0, 5, 5, turn=1, after=0)], 100, "drop")
+def test_turns_after_a_dropped_one_go_too() -> None:
+    requests = [
+        request(90, 40),
+        request(5, 5),
+        TraceRequest(1.0, 6, 5, turn=1, after=0, think_s=1.0),
+        TraceRequest(2.0, 7, 5, turn=1, after=1, think_s=1.0),
+        TraceRequest(3.0, 8, 5, turn=2, after=2, think_s=1.0),
+        TraceRequest(4.0, 9, 5, turn=2, after=3, think_s=1.0),
+    ]
+    limited = limit_lengths(requests, 100, "drop")
+    assert [(each.in_tokens, each.after) for each in limited.requests] == [(5, None), (7, 0), (9, 1)]
+    assert limited.num_too_long == 1
 
 
 def test_blocks_too_small_to_scale_are_refused() -> None:

@@ -28,19 +28,63 @@ def test_raw_files_are_read_where_a_trace_is_expected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "source_format"),
+    [
+        ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n", SourceFormat.BURSTGPT),
+        (
+            "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n",
+            SourceFormat.BURSTGPT,
+        ),
+        (
+            # Mooncake's keys too, but seconds and blocks of 16 tokens.
+            '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.1, "input_length": 5, "output_length": 1, '
+            '"type": "text", "turn": 1, "hash_ids": [1]}\n',
+            SourceFormat.BAILIAN,
+        ),
+        ("0,0,0,,0,0\n", SourceFormat.SERVEGEN),
+        ("600,1.33,8.59,Weibull,0.375,3.9e-05\n", SourceFormat.SERVEGEN),
+        ("session_id,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n", SourceFormat.TRACELAB_REPLAY),
+        (
+            "id,input_len,output_len,arrival_time,round_idx,tool_wait_after_ms,prefix_len\n",
+            SourceFormat.TRACELAB_REPLAY,
+        ),
+        (
+            '{"provider": "a", "session_id": "s", "round_index": 0, "input_tokens_total": 1, "prefix_tokens": 0, '
+            '"output_tokens": 1, "timing_events": []}\n',
+            SourceFormat.TRACELAB,
+        ),
+        ('{"trace_id": "a", "spans": []}', SourceFormat.OTEL),
+        ('{\n  "trace_id": "a",\n  "spans": []\n}', SourceFormat.OTEL),
+        ('[{"id": "a", "conversations": []}]', SourceFormat.SHAREGPT),
+        ("[\n", SourceFormat.SHAREGPT),
+        ('{"messages": []}\n', SourceFormat.SHAREGPT),
+        (
+            "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n",
+            SourceFormat.SPLITWISE,
+        ),
+    ],
+)
+def test_each_form_is_told_by_its_content(tmp_path: Path, text: str, source_format: SourceFormat) -> None:
+    (tmp_path / "x").write_text(text)
+    assert recognise(tmp_path / "x") is source_format
+
+
+def test_a_directory_of_clients_is_servegens(tmp_path: Path) -> None:
+    (tmp_path / "chunk-3-trace.csv").write_text("0,0,0,,0,0\n")
+    assert recognise(tmp_path) is SourceFormat.SERVEGEN
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("", "the first line is empty"),
         ("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens", "columns TIMESTAMP, NumImages"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens", "columns TIMESTAMP, ContextTokens"),
-        ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", "columns Timestamp, Model"),
+        ("Timestamp,Model,Request tokens,Total tokens,Log Type", "columns Timestamp, Model"),
+        ("0,1.3,8.6,Pareto,0.375,0.397", "columns 0, 1.3"),
         ('{"t": 0', "the first line is not JSON"),
-        ('{"id": 1, "conversations": []}', "keys id, conversations"),
-        (
-            '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.1, "input_length": 5, "output_length": 1, '
-            '"type": "text", "turn": 1, "hash_ids": [1]}',
-            "keys chat_id, parent_chat_id",  # Mooncake's keys, but seconds and blocks of 16 tokens
-        ),
+        ('{"id": 1, "conversations": "none"}', "keys id, conversations"),
+        ('{"resourceSpans": []}', "keys resourceSpans"),
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, line: str, message: str) -> None:
