@@ -20,4 +20,5 @@ def mcnemar_exact(num_only_first: int, num_only_second: int) -> float:
     for taken in range(1, min(num_only_first, num_only_second) + 1):
         ways = ways * (num_pairs - taken + 1) // taken
         tail += ways
-    return min(2 * tail / 2**num_pairs, 1.0)
+    share: float = 2 * tail / 2**num_pairs
+    return min(share, 1.0)

@@ -15,6 +15,15 @@ DEFAULT_DURATION_S = 30.0
 """Least length of a run, where the options do not say."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplayedRows:
+    """What a search needs to know of its trace."""
+
+    num_rows: int
+    rate_per_s: float | None
+    """None: its rows are all of one moment."""
+
+
 class OfferedLoad:
     """Load tests by rate. The same look at two rates has the same plan, with its time scaled.
 
@@ -23,13 +32,13 @@ class OfferedLoad:
     """
 
     def __init__(
-        self, config: BenchConfig, search: CapacityConfig, mix: ClassMix, varied: str | None, num_rows: int | None
+        self, config: BenchConfig, search: CapacityConfig, mix: ClassMix, varied: str | None, rows: ReplayedRows | None
     ) -> None:
         """
         Args:
             mix: that `config` describes.
             varied: class whose rate is searched; None: all rates are, in proportion.
-            num_rows: of the trace; None: there is none.
+            rows: of the trace; None: there is none.
 
         Raises:
             BenchError: the options leave open what is varied, or what the other classes do.
@@ -38,8 +47,8 @@ class OfferedLoad:
         self._search = search
         self._mix = mix
         self._varied = varied
-        self._num_rows = num_rows
-        self._base = _base_rates(config, mix)
+        self._rows = rows
+        self._base = _base_rates(config, mix) if rows is None else {}
         if not config.is_open_loop:
             raise BenchError("a capacity is a rate of an open loop: leave out --concurrency")
         if varied is not None:
@@ -49,16 +58,18 @@ class OfferedLoad:
     def start_rate_per_s(self) -> float:
         """Of the first probe."""
         if self._varied is not None:
-            return self._mix.find(self._varied).rate_per_s or 1.0
+            return self._base[self._varied]
+        if self._rows is not None:
+            return self._config.rate or self._rows.rate_per_s or 1.0
         return sum(self._base.values())
 
     @property
     def can_prolong(self) -> bool:
         """Whether another seed is another load. A trace is one load: to send it again tells nothing new."""
-        return self._num_rows is None
+        return self._rows is None
 
     def class_rates(self, rate_per_s: float) -> dict[str, float]:
-        """Requests per second of each class while the search is at `rate_per_s`; of a trace's classes nothing."""
+        """Requests per second of each class while the search is at `rate_per_s`; empty for a trace."""
         if self._varied is not None:
             return {**self._base, self._varied: rate_per_s}
         return {name: base * rate_per_s / sum(self._base.values()) for name, base in self._base.items()}
@@ -74,7 +85,7 @@ class OfferedLoad:
         rates = self.class_rates(rate_per_s)
         length_s = self._length_s(rate_per_s, rates, judged)
         requests = self._config.requests
-        if self._num_rows is None:
+        if self._rows is None:
             requests = max(math.ceil(sum(rates.values()) * length_s), 1)
         return dataclasses.replace(
             self._config,
@@ -94,8 +105,8 @@ class OfferedLoad:
         )
 
     def _length_s(self, rate_per_s: float, rates: Mapping[str, float], judged: Mapping[str, float]) -> float:
-        if self._num_rows is not None:
-            return min(self._config.requests or self._num_rows, self._num_rows) / rate_per_s
+        if self._rows is not None:
+            return min(self._config.requests or self._rows.num_rows, self._rows.num_rows) / rate_per_s
         counted = 1.0 - self._search.warm_up_share - self._search.cool_down_share
         least_s = DEFAULT_DURATION_S if self._config.duration_s is None else self._config.duration_s
         number = DEFAULT_REQUESTS if self._config.requests is None else self._config.requests
@@ -103,7 +114,7 @@ class OfferedLoad:
 
     def _free_rate(self, rate_per_s: float, rates: Mapping[str, float]) -> float | None:
         """Of all classes without a rate of their own, which divide it by their shares."""
-        if self._num_rows is not None:
+        if self._rows is not None:
             return rate_per_s
         free = [c.name for c in self._mix.classes if c.rate_per_s is None and c.name != self._varied]
         return sum(rates[name] for name in free) if free else None
@@ -111,14 +122,14 @@ class OfferedLoad:
     def _scaled(self, text: str, rates: Mapping[str, float]) -> str:
         """The option of a class with its rate put in, where it has one of its own."""
         name, _, rest = text.partition(":")
-        slo_class = self._mix.find(name.strip()) if self._num_rows is None else None
+        slo_class = self._mix.find(name.strip()) if self._rows is None else None
         if slo_class is None or (slo_class.rate_per_s is None and slo_class.name != self._varied):
             return text
         parts = [part for part in rest.split(",") if part.strip() and part.partition("=")[0].strip() != "rate"]
         return f"{name}:{','.join([*parts, f'rate={rates[slo_class.name]!r}'])}"
 
     def _check_varied(self, varied: str) -> None:
-        if self._num_rows is not None:
+        if self._rows is not None:
             raise BenchError("--vary and --frontier need classes with rates; a trace has one: leave out --trace")
         if varied not in self._mix.names:
             raise BenchError(f"class {varied!r} is not sent: the load's classes are {', '.join(self._mix.names)}")

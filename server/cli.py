@@ -13,6 +13,7 @@ import typer
 from engine.config import EngineConfig
 from engine.plan_config import PlanConfig
 from engine.simulation.config import SimulateConfig
+from loadgen.capacity_config import CapacityConfig
 from loadgen.config import BenchConfig
 from loadgen.traces.command_line import trace_app
 from offload.config import OffloadConfig
@@ -35,6 +36,24 @@ _LOG_COLUMNS = 120
 
 SERVE_OPTIONS = options_of(ServerConfig, EngineConfig, OffloadConfig, SchedulerConfig, without={"model_path"})
 BENCH_OPTIONS = options_of(BenchConfig, without={"url"})
+_CAPACITY_HELPS = {
+    "rate": "Rate of the first probe, requests per second; default: 1, or with a trace the trace's own.",
+    "requests": "Requests of each judged class that a run has at least, beside --duration; default: 200. With a trace: "
+    "its rows that are sent; default: all.",
+    "duration_s": "Seconds that the counted part of a run takes at least; default: 30. A trace takes its own time.",
+    "seed": "Of the first run of each probe; a prolonged one takes the next ones.",
+}
+CAPACITY_OPTIONS = tuple(
+    dataclasses.replace(option, help=_CAPACITY_HELPS.get(option.field, option.help))
+    for option in options_of(
+        CapacityConfig,
+        BenchConfig,
+        without={
+            *("url", "concurrency", "warm_up_s", "cool_down_s", "scrape", "save_requests"),
+            *("json_format", "html_path", "requests_path"),
+        },
+    )
+)
 _PROFILE_FIELDS = {
     *("json_path", "reuse"),
     *("dtype", "quantize", "kv_cache_memory_bytes", "max_model_len_tokens", "threads", "kernels", "batch_invariant"),
@@ -77,6 +96,11 @@ _BENCH_HELP = (
     "Load a server and show, by latency class, how many requests met their targets. Times are measured from the "
     "moment a request should have been sent. The key may also be in HEADRACE_API_KEY."
 )
+_CAPACITY_HELP = (
+    "Find the highest rate at which a server keeps its objectives: doubling, then bisection; every probe sends the "
+    "same plan with its time scaled. With --frontier: the most load of one class beside another that keeps its "
+    "objective."
+)
 _PROFILE_HELP = (
     "Measure this machine with a model: layers, head, link, and what copying costs beside computing. The record is "
     "kept in the cache, for `plan` and `serve`; it holds for the options given here. Let nothing "
@@ -102,7 +126,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(trace_app, name="trace", short_help="Import and describe recorded load.")
+app.add_typer(trace_app, name="trace", short_help="Recorded load: import, describe, merge, thin, scale, cut, validate.")
 
 
 def main() -> None:
@@ -376,6 +400,63 @@ def _bench(url: str | None, _config_path: Path | None, typed: Typed) -> None:
     raise typer.Exit(main_bench(config))
 
 
+def _capacity(url: str | None, _config_path: Path | None, typed: Typed) -> None:
+    from loadgen.capacity import main_capacity
+    from server.settings import SettingsError, load_settings
+
+    assert url is not None  # required on the command line
+    environ = {name: value for name, value in os.environ.items() if name == "HEADRACE_API_KEY"}
+    try:
+        settings = load_settings(CAPACITY_OPTIONS, typed, environ, None)
+        config, search = settings.build(BenchConfig, url=url), settings.build(CapacityConfig)
+    except SettingsError as error:
+        _fail(str(error), EXIT_USAGE)
+    raise typer.Exit(main_capacity(config, search))
+
+
+@app.command("compare", short_help="Two saved results of bench, request by request.")
+def compare_command(
+    first: Annotated[Path, typer.Argument(help="Of bench --json PATH --save-requests.", metavar="A.json")],
+    second: Annotated[Path, typer.Argument(help="Another one of the same plan.", metavar="B.json")],
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="End with status 3 where a shown change is beyond a limit: attainment.CLASS<-1% (points), "
+            "ttft_p99.CLASS>+10%, tpot_p50>+5ms; without a class: all requests; may be repeated.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    unpaired: Annotated[
+        bool, typer.Option("--unpaired", help="Compare runs of different plans, each as a sample of its own.")
+    ] = False,
+    allow_invalid: Annotated[
+        bool, typer.Option("--allow-invalid", help="Compare runs, too, whose numbers must not be believed.")
+    ] = False,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.", min=0.5, max=0.999)] = 0.95,
+    resamples: Annotated[int, typer.Option(help="Draws of the bootstrap.", min=200)] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
+    json_path: Annotated[
+        str | None, typer.Option("--json", help="Write the comparison as JSON to this file; - is stdout.")
+    ] = None,
+) -> None:
+    """Say whether the second of two saved results of `bench` is better: by class, the change of attainment and of TTFT
+    and TPOT at p50 and p99, with intervals of a bootstrap over the pairs of requests. Status 0: compared, 2: it cannot
+    be, 3: a condition of --fail-if is met."""
+    from loadgen.bootstrap import Bootstrap
+    from loadgen.compare_command import CompareConfig, main_compare
+
+    config = CompareConfig(
+        first_path=first,
+        second_path=second,
+        is_paired=not unpaired,
+        allows_invalid=allow_invalid,
+        conditions=tuple(fail_if or ()),
+        bootstrap=Bootstrap(resamples, confidence, seed),
+        json_path=json_path,
+    )
+    raise typer.Exit(main_compare(config))
+
+
 app.command("serve", help=_SERVE_HELP, cls=SectionedCommand)(
     command_of(SERVE_OPTIONS, _serve, "MODEL", _MODEL_HELP, takes_config=True)
 )
@@ -391,3 +472,9 @@ app.command(
 app.command(
     "bench", help=_BENCH_HELP, short_help="Load a server; show who met its targets, by class.", cls=SectionedCommand
 )(command_of(BENCH_OPTIONS, _bench, "URL", "Of the server, with or without /v1.", is_required=True))
+app.command(
+    "capacity",
+    help=_CAPACITY_HELP,
+    short_help="Find the highest rate at which a server keeps its objectives.",
+    cls=SectionedCommand,
+)(command_of(CAPACITY_OPTIONS, _capacity, "URL", "Of the server, with or without /v1.", is_required=True))
