@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from loadgen.class_mix import NO_CLASS, TokenRange, parse_class_mix
 from loadgen.config import BenchConfig, BenchError
+from loadgen.targets import Targets, parse_overrides
 
 
 def test_no_class_option_is_one_unnamed_class() -> None:
@@ -53,6 +55,55 @@ def test_a_class_that_cannot_be_read_is_refused(option: str, tells: str) -> None
         parse_class_mix(BenchConfig("http://x", classes=(option,)))
 
 
+@pytest.mark.parametrize(
+    ("option", "tells"),
+    [
+        ("a:rate=0", "rate is '0', it must be a number above 0"),
+        ("a:arrivals=trace", "arrivals is 'trace', it must be one of poisson, constant, gamma"),
+        ("a:arrivals=poisson,cv=2", "cv is of gamma arrivals, not of poisson ones"),
+        ("a:cv=inf", "cv is 'inf', it must be a number above 0"),
+        ("a:ttft=soon", "ttft is 'soon': write a time above 0, such as 300ms or 2s"),
+        ("a:tpot=0ms", "tpot is '0ms': write a time above 0"),
+        ("a:turns=0", "turns is '0': it must be at least 1"),
+        ("a:think=5-1", "think is '5-1': write a number of seconds"),
+        ("a:prefix=-1", "prefix is '-1': write a number of tokens of at least 0"),
+        ("a:header=x", "header is 'x': write NAME:VALUE"),
+        ("a:header=x y:1", "header is 'x y:1': write NAME:VALUE"),
+        ("a:service_tier=", "service_tier is empty"),
+    ],
+)
+def test_a_key_with_a_wrong_value_is_refused(option: str, tells: str) -> None:
+    with pytest.raises(BenchError, match=tells):
+        parse_class_mix(BenchConfig("http://x", classes=(option,)))
+
+
+def test_a_class_says_how_it_arrives_talks_is_judged_and_is_named() -> None:
+    option = "a:2,rate=5,cv=2.5,prefix=64,turns=2-4,think=0.5-2,ttft=300ms,tpot=40,stall=1s,e2e=20s,header=X-Team:red"
+    (a,) = parse_class_mix(BenchConfig("http://x", classes=(option,))).classes
+    assert (a.share, a.rate_per_s, a.arrivals, a.cv, a.prefix_tokens) == (2.0, 5.0, "gamma", 2.5, 64)
+    assert (a.turns, a.mean_turns, a.think_s) == (TokenRange(2, 4), 3.0, (0.5, 2.0))
+    assert a.targets == Targets(0.3, 0.04, 1.0, 20.0)
+    assert (a.header, a.service_tier) == (("x-team", "red"), None)
+    assert a.has_own_arrivals
+
+
+def test_targets_of_a_class_stand_behind_those_of_slo() -> None:
+    config = BenchConfig("http://x", classes=("a:ttft=1s,e2e=9s", "b"), slo=("a:ttft_ms=500",))
+    mix = parse_class_mix(config)
+    overrides = parse_overrides(config.slo, mix.names, mix.targets)
+    assert overrides == {"a": Targets(ttft_s=0.5, e2e_s=9.0)}
+
+
+def test_arrivals_of_a_class_need_an_open_loop() -> None:
+    with pytest.raises(BenchError, match="--concurrency sends when an answer is there"):
+        parse_class_mix(BenchConfig("http://x", classes=("a:rate=1",), concurrency=2))
+
+
+def test_a_verb_may_take_some_keys_alone() -> None:
+    with pytest.raises(BenchError, match=r"--mix 'a:rate=1': unknown key 'rate': the known ones are share, prompt"):
+        parse_class_mix(BenchConfig("", classes=("a:rate=1",)), "--mix", ("share", "prompt"))
+
+
 def test_class_names_must_differ() -> None:
     with pytest.raises(BenchError, match="names repeat: a, a"):
         parse_class_mix(BenchConfig("http://x", classes=("a:1", "a:2")))
@@ -66,11 +117,14 @@ def test_class_names_must_differ() -> None:
         ({"requests": 0}, "requests is 0"),
         ({"duration_s": float("nan")}, "duration is nan"),
         ({"rate": 1.0, "concurrency": 1}, "exclude each other"),
+        ({"cancel_share": 1.5}, "cancel_share is 1.5, it must be at most 1.0"),
+        ({"warm_up_s": -1.0}, "warm-up is -1.0, it must be at least 0"),
+        ({"arrivals": "trace"}, "there is no trace: give one with --trace"),
     ],
 )
-def test_a_config_out_of_bounds_is_refused(options: dict[str, float], tells: str) -> None:
+def test_a_config_out_of_bounds_is_refused(options: dict[str, Any], tells: str) -> None:
     with pytest.raises(ValueError, match=tells):
-        BenchConfig("http://x", **options)  # type: ignore[arg-type]
+        BenchConfig("http://x", **options)
 
 
 def test_a_run_is_bounded_by_default_and_by_its_duration_alone_where_that_is_given() -> None:

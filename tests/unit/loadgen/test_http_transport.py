@@ -16,6 +16,7 @@ from loadgen.transport import TransportError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nX-Two:  b \r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Kept:
@@ -90,9 +91,7 @@ def _post(handler: Handler, kept: Kept) -> None:
     "parts",
     [
         (HEAD + b"content-length: 10\r\n\r\n0123456789",),
-        tuple(
-            bytes([byte]) for byte in HEAD + b"transfer-encoding: chunked\r\n\r\n4\r\n0123\r\n6\r\n456789\r\n0\r\n\r\n"
-        ),
+        tuple(bytes([byte]) for byte in CHUNKED + b"4\r\n0123\r\n6\r\n456789\r\n0\r\n\r\n"),
         (HEAD + b"\r\n", b"01234", b"56789"),
         (b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"content-length: 10\r\n\r\n", b"0123456789"),
         (b"HTTP/1.0 200 OK\r\nX-Two: b\r\nconnection: close\r\n\r\n0123456789",),
@@ -110,7 +109,7 @@ def test_an_answer_is_whole_in_whatever_form_and_pieces_it_comes(parts: tuple[by
         ((), "RemoteProtocolError", "without an answer"),
         ((HEAD,), "RemoteProtocolError", "without an answer"),
         ((HEAD + b"content-length: 10\r\n\r\n01234",), "RemoteProtocolError", "within its answer"),
-        ((HEAD + b"transfer-encoding: chunked\r\n\r\n4\r\n0123\r\n",), "RemoteProtocolError", "within its answer"),
+        ((CHUNKED + b"4\r\n0123\r\n",), "RemoteProtocolError", "within its answer"),
         ((b"SSH-2.0-OpenSSH\r\n",), "RemoteProtocolError", "no HTTP"),
     ],
 )

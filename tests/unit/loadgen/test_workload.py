@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
+import statistics
 from typing import Any
 
+import pytest
+
+from loadgen.calibration import Calibration
 from loadgen.class_mix import parse_class_mix
 from loadgen.config import BenchConfig
 from loadgen.words import WORDS
@@ -77,3 +82,55 @@ def test_a_salt_changes_the_words_of_prompts_and_nothing_else() -> None:
         assert before.prompt.split()[:5] == after.prompt.split()[:5]
         assert before.prompt.split()[5:8] != after.prompt.split()[5:8]
         assert dataclasses.replace(before, prompt="") == dataclasses.replace(after, prompt="")
+
+
+def test_classes_with_arrivals_of_their_own_do_not_depend_on_each_other() -> None:
+    steady, bursty = "a:rate=2,arrivals=constant", "b:rate=8,cv=3"
+    together = _plan(duration_s=200.0, classes=(steady, bursty))
+    assert [p.offset_s for p in together] == sorted(p.offset_s or 0.0 for p in together)
+    of_a = [p.offset_s for p in together if p.slo_class == "a"]
+    assert of_a == [i / 2.0 for i in range(400)]
+    of_b = [p.offset_s for p in together if p.slo_class == "b"]
+    assert of_b == [p.offset_s for p in _plan(duration_s=200.0, classes=("a:rate=40", bursty)) if p.slo_class == "b"]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(offset or 0.0 for offset in of_b)]
+    assert statistics.pstdev(gaps) / statistics.fmean(gaps) > 2.0
+
+
+def test_classes_without_a_rate_divide_that_of_the_run() -> None:
+    plans = _plan(duration_s=100.0, rate=8.0, arrivals="constant", classes=("a:rate=2", "b:3", "c:1"))
+    counts = collections.Counter(p.slo_class for p in plans)
+    assert counts == {"a": 200, "b": 600, "c": 200}
+
+
+def test_bursts_have_the_rate_of_the_run() -> None:
+    offsets = [p.offset_s or 0.0 for p in _plan(rate=10.0, requests=4000, arrivals="gamma", burstiness=0.25)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(offsets)]
+    assert 4000 / offsets[-1] == pytest.approx(10.0, rel=0.1)
+    assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(2.0, rel=0.1), "1 / sqrt(burstiness)"
+
+
+def test_a_class_has_its_own_shared_prefix() -> None:
+    plans = _plan(requests=60, prompt_tokens="8", shared_prefix_tokens=5, classes=("a:prefix=20", "b:1", "c:prefix=0"))
+    words = {name: [p.prompt.split(" ") for p in plans if p.slo_class == name] for name in ("a", "b", "c")}
+    assert len({tuple(each[:20]) for each in words["a"]}) == 1
+    assert len({tuple(each[20:23]) for each in words["a"]}) == len(words["a"])
+    assert len({tuple(each[:5]) for each in words["b"]}) == 1
+    assert len({tuple(each[:3]) for each in words["c"]}) == len(words["c"])
+    assert {len(each) for each in words["a"]} == {28}
+    assert {p.num_prompt_tokens for p in plans if p.slo_class == "a"} == {28}
+
+
+def test_lengths_follow_the_calibration() -> None:
+    config = BenchConfig("http://x", requests=5, prompt_tokens="300", shared_prefix_tokens=150)
+    plans = list(Workload(config, parse_class_mix(config), Calibration(1.5, 9)).requests())
+    assert {len(p.prompt.split(" ")) for p in plans} == {300}
+    assert {p.num_prompt_tokens for p in plans} == {450}
+
+
+def test_a_share_of_requests_is_left_within_its_answer() -> None:
+    plans = _plan(requests=2000, output_tokens="10", cancel_share=0.2)
+    left = [p.cancel_after_tokens for p in plans if p.cancel_after_tokens is not None]
+    assert len(left) / 2000 == pytest.approx(0.2, abs=0.03)
+    assert set(left) == set(range(1, 10))
+    assert all(p.cancel_after_tokens is None for p in _plan(requests=50, output_tokens="1", cancel_share=1.0))
+    assert [p.prompt for p in plans[:50]] == [p.prompt for p in _plan(requests=50, output_tokens="10")]
