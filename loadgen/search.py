@@ -4,8 +4,8 @@ Every probe sends the same plan with its time scaled (common random numbers), so
 not by luck. A probe that is undecided is prolonged by further looks, each a plan with a seed of its own, the same one
 at every rate; what stays undecided counts as its point estimate and is marked.
 
-That a higher rate is served worse is what bisection assumes. It is tested by at least one probe above the lowest rate
-that failed; a pass above a fail is reported, and the interval then reaches over both.
+That a higher rate is served worse is what bisection assumes. It is tested once, by a probe above the lowest rate that
+failed; a pass above a fail is reported, and the interval then reaches over both.
 """
 
 from __future__ import annotations
@@ -151,9 +151,8 @@ class Search:
     async def _check_above(self, failed_per_s: float) -> None:
         """A client that was too slow is not asked for more."""
         rate = failed_per_s * _ABOVE
-        is_known = any(p.rate_per_s > failed_per_s and p.verdict is Verdict.FAILED for p in self._probes)
-        beyond = self._limits.max_rate_per_s is not None and rate > self._limits.max_rate_per_s
-        if not (is_known or beyond or any(p.is_client_limit for p in self._probes)):
+        is_beyond = self._limits.max_rate_per_s is not None and rate > self._limits.max_rate_per_s
+        if not is_beyond and not any(p.is_client_limit for p in self._probes):
             await self._probe(rate)
 
     async def _probe(self, rate_per_s: float) -> Probe | None:
