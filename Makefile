@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install kernels model serve test sanitize lint format types bench soak gpu-check clean
+.PHONY: help install kernels model serve test sanitize lint format types generate prometheus bench soak gpu-check clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
@@ -53,6 +53,8 @@ sanitize: $(DEV) ## Run the kernel tests with GCC's address and undefined-behavi
 lint: $(DEV) ## Check style and format.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/yamllint --strict --config-file deploy/.yamllint.yaml deploy
+	$(BIN)/hadolint Dockerfile
 
 format: $(DEV) ## Rewrite to style.
 	$(BIN)/ruff check --fix .
@@ -60,6 +62,16 @@ format: $(DEV) ## Rewrite to style.
 
 types: $(DEV) ## Check types.
 	$(BIN)/mypy
+	MYPYPATH=deploy/grafana $(BIN)/mypy deploy/grafana/generate.py deploy/prometheus/generate_rules.py
+
+generate: $(RUNTIME) ## Write the rules and the dashboards in deploy/ again from their generators.
+	$(BIN)/python deploy/prometheus/generate_rules.py
+	$(BIN)/python deploy/grafana/generate.py
+
+# Nothing else fetches it: without it, the tests that run it are skipped.
+prometheus: ## Unpack Debian's Prometheus into .tools for the tests of rules and dashboards; needs no root.
+	mkdir -p .tools/prometheus
+	cd .tools && apt-get download prometheus && dpkg-deb -x prometheus_*.deb prometheus
 
 bench: kernels ## Serve the default model on a free port and load it; ARGS go to `headrace bench`.
 	$(BIN)/python benchmarks/serve_and_bench.py $(ARGS)

@@ -27,7 +27,7 @@ def main() -> int:
         return 0
     if arguments.check:
         wrong = sorted(name for name in {*found, *texts} if found.get(name) != texts.get(name))
-        sys.stderr.write(f"deploy/grafana/dashboards: out of date: {', '.join(wrong)}; run `make deploy`\n")
+        sys.stderr.write(f"deploy/grafana/dashboards: out of date: {', '.join(wrong)}; run `make generate`\n")
         return 1
     DASHBOARDS.mkdir(exist_ok=True)
     for name in sorted(set(found) - set(texts)):

@@ -162,8 +162,8 @@ MISSES = Row(
             "percentunit",
             (
                 Query(
-                    f"{rate('headrace_requests_slo_total', FINISHED, 'slo_class, outcome')} / on (slo_class) group_left ()"
-                    f" ({rate('headrace_requests_slo_total', FINISHED, 'slo_class')} > 0)",
+                    f"{rate('headrace_requests_slo_total', FINISHED, 'slo_class, outcome')} / on (slo_class)"
+                    f" group_left () ({rate('headrace_requests_slo_total', FINISHED, 'slo_class')} > 0)",
                     "{{slo_class}} {{outcome}}",
                 ),
             ),

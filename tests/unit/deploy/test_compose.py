@@ -16,7 +16,7 @@ from scheduler.config import SchedulerConfig
 from server.config import ServerConfig
 from server.option import options_of
 from server.settings import load_settings, unknown_variables
-from tests.deploy_files import DEPLOY, ROOT, find_tool, run_tool
+from tests.deploy_files import DEPLOY, ROOT, run_tool
 
 COMPOSE = DEPLOY / "compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
@@ -98,8 +98,3 @@ def test_prometheus_finds_the_server_the_rules_and_a_month_of_room() -> None:
 def test_nobody_gets_more_rights() -> None:
     for service in SERVICES.values():
         assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
-
-
-def test_yamllint_has_nothing_to_say() -> None:
-    done = run_tool(find_tool("yamllint", "pip install yamllint"), "--strict", "-c", DEPLOY / ".yamllint.yaml", DEPLOY)
-    assert done.returncode == 0, done.stdout

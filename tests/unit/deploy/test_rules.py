@@ -24,7 +24,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def test_the_committed_files_are_what_the_generator_writes() -> None:
-    check_generated("prometheus/generate.py")
+    check_generated("prometheus/generate_rules.py")
 
 
 def test_the_operator_gets_the_same_rules() -> None:

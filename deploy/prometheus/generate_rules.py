@@ -1,7 +1,7 @@
 """Writes the recording and alert rules: for Prometheus, and the same body as a PrometheusRule for its operator.
 
-`python deploy/prometheus/generate.py` rewrites the files; with `--check` it writes nothing and ends with status 1 where
-a file is not what it would write.
+`python deploy/prometheus/generate_rules.py` rewrites the files; with `--check` it writes nothing and ends with status 1
+where a file is not what it would write.
 
 Burn rates and windows are those of Google's SRE workbook (chapter 5, "Alerting on SLOs"): a period of 30 days, and
 alerts at 2 % of the budget in 1 h, 5 % in 6 h, 10 % in 1 d and in 3 d, each with a short window that ends the alert
@@ -25,7 +25,7 @@ LONG_WINDOWS = ("1d", "3d", "30d")
 """Read from the records of 5m: cheap over many days, and right through restarts of instances."""
 BURN_WINDOWS = ("5m", "1h", "6h", "3d")
 """Those that the dashboards and the autoscaler show."""
-HEADER = "# Made by deploy/prometheus/generate.py: change that, not this file.\n"
+HEADER = "# Made by deploy/prometheus/generate_rules.py: change that, not this file.\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def main() -> int:
         if path.is_file() and path.read_text() == text:
             continue
         if arguments.check:
-            sys.stderr.write(f"{path.relative_to(HERE.parent.parent)} is out of date: run `make deploy`\n")
+            sys.stderr.write(f"{path.relative_to(HERE.parent.parent)} is out of date: run `make generate`\n")
             stale = 1
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
