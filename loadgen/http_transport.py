@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import socket
 import ssl
 from collections.abc import Mapping
 
 import httptools
 
-from loadgen.transport import Receiver, TransportError
+from loadgen.transport import CLIENT_LIMIT, Receiver, TransportError
+
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
+"""Open files, or ports of our own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ class HttpTransport:
                 self._hosts = [host, *(other for other in self._hosts if other != host)]
             return connection
         reason = failure.strerror or str(failure) or type(failure).__name__
-        raise TransportError(f"cannot connect to {self._address.authority}: {reason}", "ConnectError") from failure
+        code = CLIENT_LIMIT if failure.errno in _OWN_LIMITS else "ConnectError"
+        raise TransportError(f"cannot connect to {self._address.authority}: {reason}", code) from failure
 
     async def _resolve(self) -> list[str]:
         loop = asyncio.get_running_loop()

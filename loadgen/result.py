@@ -18,6 +18,7 @@ from loadgen.server_view import ServerView
 from loadgen.targets import TargetBook, Targets
 from loadgen.trace import RequestTrace, TraceEnd
 from loadgen.trace_workload import Replay
+from loadgen.transport import CLIENT_LIMIT
 
 OVERALL = "all"
 _MAX_ERRORS = 10
@@ -157,6 +158,12 @@ def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float, num_se
         reasons.append(
             f"requests left {lag.p99_s * 1000.0:.1f} ms late at p99, the limit is {max_send_lag_s * 1000.0:.1f} ms: "
             "this machine is too busy for the rate; lower it, or use another machine"
+        )
+    num_own = sum(trace.error_code == CLIENT_LIMIT for trace in traces)
+    if num_own:
+        reasons.append(
+            f"{num_own} requests could not be sent, since this machine had no more open files or ports: raise `ulimit "
+            "-n`, use --keep-alive, or send less at once"
         )
     ends = {trace.end for trace in traces}
     if TraceEnd.FAILED in ends and ends <= {TraceEnd.FAILED, TraceEnd.CANCELLED}:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from loadgen.config import BenchError
 from loadgen.traces.length_limit import limit_lengths
 from loadgen.traces.trace_request import TraceRequest
+
+_ROOM = 0.02
+"""Share of the limit that a clipped row leaves free: words are tokens only about."""
 
 
 class RowLimit:
@@ -41,8 +45,9 @@ class RowLimit:
                 f"model reads, the longest has {longest}: choose --too-long drop or clip"
             )
         if self._policy == "clip":
+            clipped = max(math.floor(limit * (1.0 - _ROOM)), 2)
             return {
-                row_id: limit_lengths([row], limit, "clip").requests[0] if row_id in too_long else row
+                row_id: limit_lengths([row], clipped, "clip").requests[0] if row_id in too_long else row
                 for row_id, row in enumerate(requests)
             }
         return self._without(requests, too_long)

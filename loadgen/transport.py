@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+CLIENT_LIMIT = "client_limit"
+"""Code of a request that this machine could not send: the server has no part in it."""
+
 
 class TransportError(Exception):
     """There is no whole answer. `code`: of what went wrong."""

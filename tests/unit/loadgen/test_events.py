@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from loadgen.events import StreamError, StreamReader, error_code, error_text, parse_data
+from loadgen.events import (
+    EventReceiver,
+    LeftError,
+    StreamError,
+    StreamReader,
+    error_code,
+    error_text,
+    parse_data,
+)
 from loadgen.trace import Chunk, RequestTrace, TraceEnd
 from loadgen.workload import PlannedRequest
 
@@ -125,3 +137,112 @@ def test_error_bodies_of_several_shapes() -> None:
     assert (error_text("<html>"), error_code("<html>")) == ("<html>", None)
     assert (error_text({"message": "flat", "code": 400}), error_code({"error": {"code": 400}})) == ("flat", None)
     assert len(error_text("x" * 5000)) == 200
+
+
+def test_usage_with_the_last_text_alone_counts_only_what_no_chunk_had() -> None:
+    trace = _feed(
+        *({"choices": [{"text": "x"}]} for _ in range(3)),
+        {"choices": [{"text": "yz", "finish_reason": "length"}], "usage": {"prompt_tokens": 3, "completion_tokens": 5}},
+        "[DONE]",
+    )
+    assert [chunk.num_tokens for chunk in trace.chunks] == [1, 1, 1, 2]
+    assert trace.num_output_tokens == 5
+
+
+def test_llama_cpps_timings_stand_in_for_usage() -> None:
+    timings = {"prompt_n": 30, "cache_n": 10, "predicted_n": 6, "predicted_ms": 1.5}
+    trace = _feed({"choices": [{"text": "a"}]}, {"choices": [{"finish_reason": "stop"}], "timings": timings}, "[DONE]")
+    assert (trace.num_prompt_tokens, trace.num_cached_tokens, trace.num_output_tokens) == (40, 10, 6)
+    usage = {"prompt_tokens": 41, "completion_tokens": 7}
+    both = _feed({"choices": [{"text": "a"}], "usage": usage, "timings": timings}, "[DONE]")
+    assert (both.num_prompt_tokens, both.num_output_tokens) == (41, 7), "usage is what the API promises"
+
+
+def test_an_error_is_known_by_its_type_where_its_code_is_the_status() -> None:
+    of_vllm = {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}
+    assert error_code(of_vllm) == "BadRequestError"
+    assert error_code({"object": "error", "message": "x", "type": "BadRequestError", "code": 400}) == "BadRequestError"
+
+
+STREAM = (
+    b": ping\r\n\r\n"
+    + b"".join(
+        b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + end
+        for text, end in (("a", b"\n\n"), ("\N{SNOWMAN}", b"\r\n\r\n"), ("c", b"\n\n"))
+    )
+    + b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\ndata: {"ignored": 1}\n\n'
+)
+
+
+def _receive(parts: Sequence[bytes], planned: PlannedRequest | None = None) -> RequestTrace:
+    """Part i is there at time i + 1; the head at 0."""
+    trace = RequestTrace(planned or _trace().planned, 0.0, 0.0)
+    clock = itertools.count()
+    receiver = EventReceiver(trace, lambda: float(next(clock)))
+    receiver.head(200, {"content-type": "text/event-stream; charset=utf-8", "x-slo-granted": "a"})
+    for part in parts:
+        receiver.body(part)
+    receiver.close()
+    return trace
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_a_stream_may_be_cut_anywhere(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    parts = [STREAM[start:end] for start, end in itertools.pairwise(edges)]
+    trace = _receive(parts, PlannedRequest(0, "a", 0.0, "hi", 1, 4, session="s"))
+    assert (trace.end, trace.answer, trace.num_output_tokens) == (TraceEnd.COMPLETED, "a\N{SNOWMAN}c", 3)
+    # Each text is stamped when the end of its line is there.
+    ends = [STREAM.index(b"}]}", STREAM.index(text) if text else 0) for text in (b'"a"', b"\\u2603", b'"c"')]
+    newlines = [STREAM.index(b"\n", end) + 1 for end in ends]
+    assert [chunk.time_s for chunk in trace.chunks] == [
+        next(i + 1.0 for i, edge in enumerate(edges[1:]) if edge >= newline) for newline in newlines
+    ]
+
+
+def test_a_client_leaves_when_its_tokens_are_there() -> None:
+    with pytest.raises(LeftError, match="after 2 tokens"):
+        _receive([STREAM], PlannedRequest(0, "a", 0.0, "hi", 1, 4, cancel_after_tokens=2))
+    whole = _receive([STREAM], PlannedRequest(0, "a", 0.0, "hi", 1, 4, cancel_after_tokens=9))
+    assert whole.end is TraceEnd.COMPLETED
+    assert whole.answer == "", "kept for conversations alone"
+
+
+def test_an_error_line_of_an_older_llama_cpp_is_an_error() -> None:
+    with pytest.raises(StreamError, match="inside the stream: context is full"):
+        _receive([b'data: {"choices": [{"text": "a"}]}\n\nerror: {"message": "context is full"}\n\n'])
+
+
+@pytest.mark.parametrize(
+    ("headers", "tells"),
+    [
+        ({"content-type": "application/json"}, "'application/json', not an event stream"),
+        ({}, "None, not an event stream"),
+        ({"content-type": "text/event-stream", "content-encoding": "gzip"}, "encoded \\(gzip\\)"),
+    ],
+)
+def test_what_cannot_be_read_as_events_is_refused_at_its_head(headers: dict[str, str], tells: str) -> None:
+    trace = _trace()
+    with pytest.raises(StreamError, match=tells):
+        EventReceiver(trace, lambda: 1.0).head(200, headers)
+    assert trace.headers_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "end", "error"),
+    [
+        (429, b'{"error": {"message": "full", "code": "class_queue_full"}}', TraceEnd.REFUSED, "HTTP 429: full"),
+        (503, b'{"error": {"message": "late", "code": "expired"}}', TraceEnd.EXPIRED, "HTTP 503: late"),
+        (503, b"", TraceEnd.REFUSED, "HTTP 503: "),
+        (500, b"<html>\xff", TraceEnd.FAILED, "HTTP 500: <html>\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_a_refusal_says_why(status: int, body: bytes, end: TraceEnd, error: str) -> None:
+    trace = _trace()
+    receiver = EventReceiver(trace, lambda: 1.0)
+    receiver.head(status, {})
+    receiver.body(body[:5])
+    receiver.body(body[5:])
+    receiver.close()
+    assert (trace.end, trace.error) == (end, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.http_transport import HttpTransport, ServerAddress
-from loadgen.transport import TransportError
+from loadgen.transport import CLIENT_LIMIT, TransportError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nX-Two:  b \r\n"
@@ -230,6 +231,20 @@ def test_a_server_out_of_reach_is_an_error() -> None:
     with pytest.raises(TransportError, match=r"cannot connect to 127.0.0.1:\d+") as caught:
         asyncio.run(post())
     assert caught.value.code == "ConnectError"
+
+
+def test_a_limit_of_our_own_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def post() -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse, raising=False)
+        transport = HttpTransport(ServerAddress("127.0.0.1", 1, "", False), {}, keep_alive=False, tls=None)
+        await transport.post("/v1/x", {}, b"{}", Kept())
+
+    with pytest.raises(TransportError, match="Too many open files") as caught:
+        asyncio.run(post())
+    assert caught.value.code == CLIENT_LIMIT
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from loadgen.runner import RunResult
 from loadgen.server_probe import ServerInfo
 from loadgen.targets import TargetBook, Targets, ToldTargets
 from loadgen.trace import Chunk, RequestTrace, TraceEnd
+from loadgen.transport import CLIENT_LIMIT
 from loadgen.workload import PlannedRequest
 
 BOOK = TargetBook({"a": Targets(ttft_s=1.0, tpot_s=0.0625, max_stall_s=0.5, e2e_s=8.0)}, {})
@@ -225,3 +226,12 @@ def test_saved_requests_keep_both_times_and_every_chunk() -> None:
         [[0.25, 1]],
         "unjudged",
     )
+
+
+def test_a_request_that_this_machine_could_not_send_spoils_the_run() -> None:
+    traces = [_trace([0.5], index=i) for i in range(3)]
+    traces[1] = _trace([], index=1, end=TraceEnd.FAILED, finished_s=0.0)
+    assert find_invalid(tuple(traces), 1.0) == ()
+    traces[1].error_code = CLIENT_LIMIT
+    (reason,) = find_invalid(tuple(traces), 1.0)
+    assert reason.startswith("1 requests could not be sent")

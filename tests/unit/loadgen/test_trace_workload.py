@@ -199,12 +199,7 @@ def test_dropped_rows_are_counted_with_the_turns_after_them_and_ids_stay() -> No
 def test_clipped_rows_fit() -> None:
     workload = _workload(LONG, None, 100, too_long="clip")
     plans = list(workload.requests())
-    assert {p.trace_id: p.num_prompt_tokens + p.num_output_tokens for p in plans} == {
-        0: 100,
-        1: 60,
-        2: 100,
-        3: 25,
-        4: 100,
-    }
+    sums = {p.trace_id: p.num_prompt_tokens + p.num_output_tokens for p in plans}
+    assert sums == {0: 98, 1: 60, 2: 98, 3: 25, 4: 98}, "a little room is left, since words are tokens only about"
     assert workload.replay.num_too_long == 3
     assert (workload.replay.num_rows, workload.replay.max_model_len) == (5, 100)
