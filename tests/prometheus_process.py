@@ -60,14 +60,24 @@ class PrometheusProcess:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Samples of an expression now; none as long as it does not answer yet."""
+        data = self._get("/api/v1/query", query=expr)
+        samples: list[dict[str, Any]] = [] if data is None else data["result"]
+        return samples
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Every rule as it stands, with `health` and `lastError`."""
+        data = self._get("/api/v1/rules")
+        return [] if data is None else [rule for group in data["groups"] for rule in group["rules"]]
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        """None: it does not answer yet."""
         assert self._process.poll() is None, f"prometheus ended:\n{self._log_path.read_text()}"
         try:
-            answer = self._http.get("/api/v1/query", params={"query": expr})
+            answer = self._http.get(path, params=parameters)
         except httpx.TransportError:
-            return []
+            return None
         if answer.status_code == 503:  # it starts
-            return []
+            return None
         body = answer.json()
-        assert body["status"] == "success", f"{expr}: {body}"
-        samples: list[dict[str, Any]] = body["data"]["result"]
-        return samples
+        assert body["status"] == "success", f"{path} {parameters}: {body}"
+        return body["data"]

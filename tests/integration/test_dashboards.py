@@ -152,6 +152,12 @@ def test_a_name_or_a_label_that_is_not_there_is_found(server: str) -> None:
         assert _missing(selector, scraped) == missing
 
 
+def _autoscaler_queries() -> list[str]:
+    path = DEPLOY / "kubernetes" / "overlays" / "monitoring" / "scaled_object.yaml"
+    triggers = yaml.safe_load(path.read_text())["spec"]["triggers"]
+    return [each["metadata"]["query"].replace('job="headrace/headrace"', 'job="headrace"') for each in triggers]
+
+
 def _has_number(samples: list[dict[str, object]]) -> bool:
     return any(math.isfinite(float(str(sample["value"][1]))) for sample in samples)  # type: ignore[index]
 
@@ -178,6 +184,9 @@ def test_every_expression_has_samples_in_prometheus(server: str, tmp_path: Path)
             return {each["metric"]["slo_class"]: int(each["value"][1]) for each in samples}
 
         _wait(lambda: counted() == counts, lambda: (counted(), counts))
+        assert {(rule["health"], rule.get("lastError", "")) for rule in prometheus.rules()} == {("ok", "")}
+        for query in _autoscaler_queries():
+            assert len(prometheus.query(query)) == 1, f"{query}: the autoscaler takes one number"
         objectives = prometheus.query("headrace:slo_objective:ratio")
         assert {each["metric"]["slo_class"]: float(each["value"][1]) for each in objectives} == {
             name: each["objective"] for name, each in report.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,21 @@ def test_what_selects_pods_selects_these(overlay: str) -> None:
     for selector in selectors:
         assert selector and selector.items() <= labels.items()
     assert resources["StatefulSet", "headrace"]["spec"]["serviceName"] == "headrace-pods"
+
+
+@pytest.mark.parametrize("overlay", [*SERVERS, "monitoring"])
+def test_what_apply_keeps_in_an_annotation_fits_it(overlay: str) -> None:
+    for key, resource in _resources(overlay).items():
+        assert len(json.dumps(resource)) < 200_000, f"{key}: Kubernetes takes 262,144 bytes of annotations"
+
+
+def test_grafanas_sidecar_finds_the_dashboards() -> None:
+    maps = [resource for (kind, _), resource in _resources("monitoring").items() if kind == "ConfigMap"]
+    assert len(maps) == 3
+    for each in maps:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        (text,) = each["data"].values()
+        assert json.loads(text)["uid"].startswith("headrace-")
 
 
 def test_the_autoscaler_reads_what_is_recorded_under_the_jobs_name() -> None:
