@@ -110,7 +110,7 @@ class OfferedLoad:
         counted = 1.0 - self._search.warm_up_share - self._search.cool_down_share
         least_s = DEFAULT_DURATION_S if self._config.duration_s is None else self._config.duration_s
         number = DEFAULT_REQUESTS if self._config.requests is None else self._config.requests
-        return max(least_s, *(number / rates[name] for name in judged if name in rates)) / counted
+        return max([least_s, *(number / rates[name] for name in judged if name in rates)]) / counted
 
     def _free_rate(self, rate_per_s: float, rates: Mapping[str, float]) -> float | None:
         """Of all classes without a rate of their own, which divide it by their shares."""
