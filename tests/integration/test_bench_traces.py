@@ -16,6 +16,7 @@ from loadgen.bench import EXIT_INTERRUPTED, EXIT_NOT_RUN, EXIT_VALID, main_bench
 from loadgen.config import BenchConfig
 from loadgen.traces.trace_request import TraceRequest, encode_request
 from tests.fake_openai_server import Received, chat_events, serve, stream_reply
+from tests.integration.conftest import LiveServer
 from tests.server_dialects import CHAT, Dialect, llama_cpp, openai, sglang, vllm
 
 ROWS = [
@@ -163,3 +164,26 @@ def test_clients_that_leave_close_their_connections(tmp_path: Path) -> None:
     assert result["overall"]["outcomes"]["cancelled"] == 4
     assert {request["error_code"] for request in result["requests"]} == {"left"}
     assert num_left == 4
+
+
+def test_a_trace_of_conversations_is_replayed_against_the_real_server(live_server: LiveServer, tmp_path: Path) -> None:
+    """Words become tokens of the tiny model's own tokenizer as its /tokenize counts them, and turns hit its cache."""
+    rows = [
+        TraceRequest(0.0, 120, 8, session="s", slo_class="interactive"),
+        TraceRequest(0.0, 100, 8, slo_class="batch"),
+        TraceRequest(0.1, 250, 8, session="s", turn=1, after=0, think_s=0.05, slo_class="interactive"),
+        TraceRequest(0.1, 128, 4, prefix=(1, 2, 3, 4), block=32),
+        TraceRequest(0.4, 128, 4, prefix=(1, 2, 3, 5), block=32),
+    ]
+    options = {"concurrency": 1, "classes": ("standard", "batch", "interactive"), "too_long": "clip"}
+    code, result = _bench(live_server.url, tmp_path, rows, **options)
+    assert code == EXIT_VALID
+    assert result["errors"] == []
+    assert result["overall"]["sent"] == 5
+    assert result["calibration"]["source"] == "tokenize"
+    by_row = {request["trace_id"]: request for request in result["requests"]}
+    for row_id, row in enumerate(rows):
+        assert by_row[row_id]["output_tokens"] == row.out_tokens
+        assert by_row[row_id]["prompt_tokens"] == pytest.approx(row.in_tokens, rel=0.25), row_id
+    assert by_row[2]["cached_prompt_tokens"] >= 64, "the turn begins with what was said before"
+    assert by_row[4]["cached_prompt_tokens"] >= 64, "three of four blocks are shared"
