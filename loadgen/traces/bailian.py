@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 from loadgen.traces.source_row import DropReason, SourceRow, row_of
+from loadgen.traces.timestamps import number_ns
 from loadgen.traces.trace_error import TraceError
 from loadgen.traces.trace_meta import TraceSource
 from loadgen.traces.trace_request import check_blocks, is_id_list
@@ -40,7 +40,8 @@ def read_bailian(file: TextIO, block_tokens: int) -> Iterator[SourceRow | DropRe
 def _row(line: str, block_tokens: int, sessions: dict[int, str]) -> SourceRow | DropReason:
     try:
         body = json.loads(line)
-    except ValueError:
+        time_ns = number_ns(body["timestamp"], 10**9)
+    except (ValueError, KeyError, TypeError):
         return DropReason.MALFORMED
     if not isinstance(body, dict) or not _is_sound(body):
         return DropReason.MALFORMED
@@ -49,7 +50,7 @@ def _row(line: str, block_tokens: int, sessions: dict[int, str]) -> SourceRow | 
     sessions[chat] = str(chat) if parent == _ROOT else sessions.setdefault(parent, str(parent))
     row = row_of(
         SourceRow(
-            round(body["timestamp"] * 10**9),
+            time_ns,
             body["input_length"],
             body["output_length"],
             prefix=tuple(body["hash_ids"]),
@@ -67,12 +68,8 @@ def _row(line: str, block_tokens: int, sessions: dict[int, str]) -> SourceRow | 
 
 
 def _is_sound(body: dict[str, Any]) -> bool:
-    time_s = body.get("timestamp")
     return (
-        isinstance(time_s, int | float)
-        and not isinstance(time_s, bool)
-        and math.isfinite(time_s)
-        and all(type(body.get(name)) is int for name in ("chat_id", "parent_chat_id", "input_length", "output_length"))
+        all(type(body.get(name)) is int for name in ("chat_id", "parent_chat_id", "input_length", "output_length"))
         and type(body.get("turn", 1)) is int
         and isinstance(body.get("type"), str | None)
         and is_id_list(body.get("hash_ids"))

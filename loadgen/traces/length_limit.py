@@ -28,8 +28,9 @@ class LimitedRequests:
 def limit_lengths(requests: Sequence[TraceRequest], max_tokens: int, policy: TooLong) -> LimitedRequests:
     """Make prompt and answer together fit into `max_tokens`.
 
-    `drop` leaves the long ones out, and the turns that go on after them. `clip` cuts the end of their prompts, and of an answer only what exceeds half of
-    the limit. `scale` shrinks *all* requests, and their blocks, by one factor, so that their proportions stay.
+    `drop` leaves the long ones out, and the turns that go on after them. `clip` cuts the end of their prompts, and of
+    an answer only what exceeds half of the limit. `scale` shrinks *all* requests, and their blocks, by one factor, so
+    that their proportions stay.
 
     Raises:
         TraceError: a request is too long and the policy is `fail`; or the policy cannot be followed.

@@ -29,6 +29,7 @@ SERVEGEN_SOURCE = TraceSource(
     "Apache-2.0 (of the repository)",
     "Xiang et al., ServeGen: Workload Characterization and Generation of LLM Serving in Production, arXiv:2505.09999",
 )
+_MAX_REQUESTS = 50_000_000
 _COUNT_SLACK = 1e-6
 """Rates are counts over a window's length; so much may rounding add to a count or take from it."""
 
@@ -80,6 +81,7 @@ def read_servegen(
             f"no client has requests from {config.start_s:g} to {end_s:g} s; choose other windows with --start"
         )
     factor = 1.0 if config.rate_per_s is None else config.rate_per_s / native_per_s
+    _check_size(clients, config.start_s, end_s, factor)
     drawn = [each for client in clients for each in _draw(client, config.start_s, end_s, factor, config.seed)]
     drawn.sort(key=lambda each: each[0])
     details: dict[str, int | float | str] = {
@@ -117,6 +119,16 @@ def _expected(client: ServeGenClient, start_s: float, end_s: float) -> float:
         for window in _overlapping(client, start_s, end_s)
     )
     return sum(parts)
+
+
+def _check_size(clients: tuple[ServeGenClient, ...], start_s: float, end_s: float, factor: float) -> None:
+    """Raises TraceError: so many requests do not fit into memory. Windows are drawn whole."""
+    windows = [window for client in clients for window in _overlapping(client, start_s, end_s)]
+    num_requests = factor * sum(window.rate_per_s * window.length_s for window in windows)
+    if not num_requests <= _MAX_REQUESTS:
+        raise TraceError(
+            f"{num_requests:,.0f} requests are more than {_MAX_REQUESTS:,}; give a shorter --duration or a lower --rate"
+        )
 
 
 def _overlapping(client: ServeGenClient, start_s: float, end_s: float) -> list[ArrivalWindow]:

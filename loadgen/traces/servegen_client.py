@@ -133,12 +133,14 @@ def _table(client: str, name: str, texts: dict[str, str]) -> LengthTable | None:
             "read, not multimodal ones"
         )
     try:
-        body: dict[int, float] = ast.literal_eval(texts[name])
+        body = ast.literal_eval(texts[name])
+        if not (isinstance(body, dict) and all(type(count) is int for count in body)):
+            raise ValueError(f"{texts[name][:40]!r} has no counts")
         if not body:
             return None
         tokens = np.array(sorted(body), dtype=np.int64)
-        weights = np.array([body[int(count)] for count in tokens], dtype=np.float64)
-    except (ValueError, SyntaxError, TypeError, KeyError) as error:
+        weights = np.array([body[count] for count in sorted(body)], dtype=np.float64)
+    except (ValueError, SyntaxError, TypeError, OverflowError) as error:
         raise TraceError(f"client {client}: {name} is no dict from tokens to probability: {error}") from error
     total = weights.sum()
     if not (np.isfinite(total) and total > 0.0 and weights.min() >= 0.0):

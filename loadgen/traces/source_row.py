@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+_MAX_TOKENS = 10**8
+"""More is no request but a broken number; blocks for it would fill the memory."""
+
 
 class DropReason(enum.Enum):
     """Why a row is not in the trace."""
@@ -43,6 +46,8 @@ class SourceRow:
 
 def row_of(row: SourceRow) -> SourceRow | DropReason:
     """The row, or why it cannot be replayed."""
+    if max(row.in_tokens, row.out_tokens) > _MAX_TOKENS:
+        return DropReason.MALFORMED
     if row.in_tokens < 1:
         return DropReason.NO_INPUT
     return DropReason.NO_OUTPUT if row.out_tokens < 1 else row

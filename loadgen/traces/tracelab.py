@@ -48,13 +48,13 @@ def _row(line: str, ids: PrefixIds, last_rounds: dict[str, _LastRound]) -> Sourc
     try:
         body = json.loads(line)
         begin_ns, end_ns = _span_ns(body["timing_events"])
-        session, turn, counts = body["session_id"], body["round_index"], _counts(body)
+        session, turn, counts, kind = body["session_id"], body["round_index"], _counts(body), body.get("provider")
     except (ValueError, KeyError, TypeError, AttributeError):
         return DropReason.MALFORMED
-    if not (isinstance(session, str) and type(turn) is int and turn >= 0):
+    if not (isinstance(session, str) and type(turn) is int and turn >= 0 and isinstance(kind, str | None)):
         return DropReason.MALFORMED
     in_tokens, prefix_tokens, out_tokens = counts
-    row = row_of(SourceRow(begin_ns, in_tokens, out_tokens, kind=body.get("provider")))
+    row = row_of(SourceRow(begin_ns, in_tokens, out_tokens, kind=kind))
     if isinstance(row, DropReason):
         return row
     last = last_rounds.get(session)
