@@ -13,11 +13,19 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
+from offload.config import OffloadConfig
+from scheduler.config import SchedulerConfig
+from server.config import ServerConfig
+from server.option import options_of
+from server.settings import Settings, load_settings, unknown_variables
+
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 _UNPACKED = ROOT / ".tools" / "prometheus" / "usr" / "bin"
 """Where `make prometheus` puts Debian's package."""
 _WITHIN_S = 60.0
+_OPTIONS = options_of(ServerConfig, EngineConfig, OffloadConfig, SchedulerConfig, without={"model_path"})
 
 
 def find_tool(name: str, how: str) -> str:
@@ -45,6 +53,15 @@ def check_generated(script: str) -> None:
     """What a generator in deploy/ would write is what lies there."""
     done = run_tool(sys.executable, DEPLOY / script, "--check")
     assert done.returncode == 0, done.stderr
+
+
+def check_variables(variables: dict[str, str]) -> Settings:
+    """Variables of a container are options of `headrace serve`, within their bounds, and fit together."""
+    assert unknown_variables(_OPTIONS, variables) == []
+    settings = load_settings(_OPTIONS, {}, variables, None)
+    settings.build(ServerConfig)
+    settings.build(OffloadConfig)
+    return settings
 
 
 def load_dashboards() -> dict[str, dict[str, Any]]:

@@ -13,18 +13,11 @@ import jsonschema
 import pytest
 import yaml
 
-from engine.config import EngineConfig
-from offload.config import OffloadConfig
-from scheduler.config import SchedulerConfig
-from server.config import ServerConfig
-from server.option import options_of
-from server.settings import load_settings, unknown_variables
 from tests.crd_schemas import CRD_SCHEMAS
-from tests.deploy_files import DEPLOY, find_prometheus, find_tool, run_tool
+from tests.deploy_files import DEPLOY, check_variables, find_prometheus, find_tool, run_tool
 from tests.promql import read_selectors
 
 OVERLAYS = DEPLOY / "kubernetes" / "overlays"
-OPTIONS = options_of(ServerConfig, EngineConfig, OffloadConfig, SchedulerConfig, without={"model_path"})
 SERVERS = ("cpu", "gpu")
 
 
@@ -126,9 +119,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need(overlay: str) -> None:
 def test_options_are_options_and_nothing_sets_them_unasked(overlay: str) -> None:
     """A Service called headrace would set HEADRACE_PORT in each of its namespace's pods."""
     options = _resources(overlay)["ConfigMap", "headrace-options"]["data"]
-    assert unknown_variables(OPTIONS, options) == []
-    settings = load_settings(OPTIONS, {}, options, None)
-    settings.build(OffloadConfig)
+    settings = check_variables(options)
     assert _pod(overlay)["enableServiceLinks"] is False
     mounts = {mount["name"]: mount["mountPath"] for mount in _container(overlay)["volumeMounts"]}
     assert settings.value("disk-path").startswith(mounts["cache"] + "/")
