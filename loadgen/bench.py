@@ -18,8 +18,10 @@ from loadgen.class_mix import NO_CLASS, ClassMix, parse_class_mix
 from loadgen.client import LoadClient, make_http_client, make_transport
 from loadgen.conditions import gather_conditions
 from loadgen.config import BenchConfig, BenchError
+from loadgen.html_report import write_html
 from loadgen.live_view import LiveView
 from loadgen.metrics import judge
+from loadgen.open_files import raise_open_files_limit
 from loadgen.report import encode_json, print_report
 from loadgen.request_lines import RequestLines, open_request_lines
 from loadgen.result import BenchResult, make_result
@@ -45,16 +47,19 @@ STDOUT = "-"
 
 
 def main_bench(config: BenchConfig) -> int:
-    """Run the load test, print its table, write its JSON, and return the exit code.
+    """Run the load test, print its table, write its JSON and its HTML, and return the exit code.
 
     Ctrl-C stops the sending, cuts off what is open, and still reports.
     """
     errors = Console(stderr=True)
     try:
-        _check_json_path(config)
+        _check_path(config.json_path)
+        _check_path(config.html_path)
         result = asyncio.run(run_bench(config, errors))
         print_report(result, errors if config.json_path == STDOUT else Console())
         _write_json(result)
+        if config.html_path is not None:
+            write_html(result, config.html_path)
     except BenchError as error:
         errors.print(f"headrace bench: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
         return EXIT_NOT_RUN
@@ -69,6 +74,7 @@ async def run_bench(config: BenchConfig, progress_console: Console) -> BenchResu
     Raises:
         BenchError: an option is wrong, the server is out of reach, or the trace cannot be read.
     """
+    raise_open_files_limit()
     trace = None if config.trace_path is None else _load_trace(config.trace_path)
     mix = parse_class_mix(config)
     if trace is not None:
@@ -187,10 +193,10 @@ def _interrupt_on_sigint(runner: Runner) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _check_json_path(config: BenchConfig) -> None:
+def _check_path(path: str | None) -> None:
     """Before the run, so that no result is lost to a wrong path."""
-    if config.json_path not in (None, STDOUT) and not Path(config.json_path).resolve().parent.is_dir():
-        raise BenchError(f"cannot write the result to {config.json_path}: there is no such directory")
+    if path not in (None, STDOUT) and not Path(path).resolve().parent.is_dir():
+        raise BenchError(f"cannot write the result to {path}: there is no such directory")
 
 
 def _write_json(result: BenchResult) -> None:

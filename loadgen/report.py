@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from loadgen.metrics import LATE, ClassSummary, Outcome, Quantiles
+from loadgen.phases import Phase
 from loadgen.result import BenchResult, ErrorCount
 from loadgen.result_json import result_json
+from loadgen.server_table import server_lines
 from loadgen.vllm_format import to_vllm_json
 
 _TABLE_WIDTH_CHARS = 120
@@ -37,7 +40,8 @@ def print_report(result: BenchResult, console: Console) -> None:
     """The tables, the state of the run, and the most frequent errors."""
     if not console.is_terminal:
         console.width = max(console.width, _TABLE_WIDTH_CHARS)
-    console.print(Group(_outcome_table(result), _latency_table(result), *_notes(result)))
+    parts = [_outcome_table(result), _latency_table(result), *server_lines(result.server_view), *_notes(result)]
+    console.print(Group(*parts))
 
 
 def encode_json(result: BenchResult) -> str:
@@ -96,6 +100,7 @@ def _notes(result: BenchResult) -> list[Text]:
             f"(limit {result.max_send_lag_s * 1000.0:.1f} ms at p99)"
         ),
     ]
+    notes += [Text(line) for line in _what_was_sent(result)]
     notes += [Text(_error_line(error), style="yellow") for error in result.errors]
     if overall.outcomes[Outcome.UNJUDGED]:
         notes.append(Text("unjudged: the server tells no targets for them; give them with --slo", style="yellow"))
@@ -103,6 +108,27 @@ def _notes(result: BenchResult) -> list[Text]:
         notes.append(Text("interrupted: what was open was cut off", style="yellow"))
     notes += [Text(f"INVALID RUN: {reason}", style="bold red") for reason in result.invalid_reasons]
     return notes
+
+
+def _what_was_sent(result: BenchResult) -> Iterator[str]:
+    """Where not all that was sent is counted, or not all that was asked for was sent."""
+    phases, replay = result.num_by_phase, result.replay
+    if phases[Phase.WARM_UP] or phases[Phase.COOL_DOWN]:
+        yield (
+            f"counted: {phases[Phase.STEADY]} of {len(result.judged)} sent; {phases[Phase.WARM_UP]} were of warm-up, "
+            f"{phases[Phase.COOL_DOWN]} of cool-down"
+        )
+    sessions = {trace.planned.session for trace in result.run.traces} - {None}
+    if sessions:
+        num_turns = sum(trace.planned.session is not None for trace in result.run.traces)
+        num_unsent = result.run.num_unsent_turns
+        yield f"{len(sessions)} conversations of {num_turns} turns sent; {num_unsent} turns had no answer to go on from"
+    if replay is not None and replay.num_too_long:
+        done = {"drop": "dropped", "clip": "clipped"}[replay.too_long]
+        yield (
+            f"{done}: {replay.num_too_long} of the trace's {replay.num_rows} rows, longer than the "
+            f"{replay.max_model_len} tokens that the model reads"
+        )
 
 
 def _cached(summary: ClassSummary) -> str:
@@ -121,7 +147,7 @@ def _error_line(error: ErrorCount) -> str:
         *(() if error.status is None else (f"HTTP {error.status}",)),
         *(() if error.code is None else (error.code,)),
     ]
-    return f"{error.count} x {' '.join(kinds)}, such as: {error.example.removeprefix(f'HTTP {error.status}: ')}"
+    return f"{error.count} x {' '.join(kinds)}, such as: {error.text}"
 
 
 def _ms(quantiles: Quantiles | None, name: str) -> str:

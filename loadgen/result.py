@@ -38,6 +38,11 @@ class ErrorCount:
     example: str
     """The text of the first of them; in the others times and numbers may differ."""
 
+    @property
+    def text(self) -> str:
+        """`example` without the status that stands beside it."""
+        return self.example.removeprefix(f"HTTP {self.status}: ")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BenchResult:

@@ -67,11 +67,6 @@ class ServerView:
     totals: tuple[TotalView, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
-    def agrees(self) -> bool:
-        """Whether every class has the same counts on both sides."""
-        return self.problem is None and all(not view.notes for view in self.classes)
-
 
 def compare_counts(
     before: MetricsSnapshot,
