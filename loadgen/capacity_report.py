@@ -136,7 +136,7 @@ def _table(report: CapacityReport) -> Table:
 
 def _notes(report: CapacityReport) -> list[Text]:
     result = report.result
-    notes = [Text(_answer(report), style="bold")]
+    notes = [Text(_answer(report), style="bold"), *_interval_note(report)]
     if result.first_miss is not None and result.first_miss.verdict is Verdict.FAILED and not result.is_resolved:
         notes.append(Text("the search ended before it knew the capacity more closely", style="yellow"))
     if any(not probe.is_sure for probe in result.probes):
@@ -161,16 +161,20 @@ def _answer(report: CapacityReport) -> str:
         lowest = min((probe.rate_per_s for probe in result.probes), default=None)
         tried = "no rate was tried to its end" if lowest is None else f"not even {lowest:.4g} requests/s passed"
         return f"no capacity{of_class} with {kept}: {tried}"
-    low = "0" if result.surely_met_per_s is None else f"{result.surely_met_per_s:.4g}"
-    high = "no bound found" if result.surely_missed_per_s is None else f"{result.surely_missed_per_s:.4g}"
     is_open = result.first_miss is None or result.first_miss.verdict is Verdict.INVALID
     bound = "at least " if is_open else ""
     shares = report.class_rates(rate)
     split = f" ({', '.join(f'{name} {each:.4g}' for name, each in shares.items())})" if len(shares) > 1 else ""
-    return (
-        f"capacity: {bound}{rate:.4g} requests/s{of_class}{split} with {kept}; "
-        f"between {low} and {high} at {report.options.confidence:.0%}"
-    )
+    return f"capacity: {bound}{rate:.4g} requests/s{of_class}{split} with {kept}"
+
+
+def _interval_note(report: CapacityReport) -> list[Text]:
+    low, high = report.result.surely_met_per_s, report.result.surely_missed_per_s
+    if low is None and high is None:
+        return []
+    ends = [] if low is None else [f"surely met at {low:.4g}"]
+    ends += [] if high is None else [f"surely missed at {high:.4g}"]
+    return [Text(f"{' and '.join(ends)} requests/s ({report.options.confidence:.0%})")]
 
 
 def _class_text(name: str, count: ClassCount, objective: float | None, confidence: float) -> str:
