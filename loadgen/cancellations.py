@@ -12,7 +12,7 @@ class Cancellations:
         self._share = share
         self._seed = seed
 
-    def draw(self, number: int, num_output_tokens: int) -> int | None:
+    def draw(self, number: int | str, num_output_tokens: int) -> int | None:
         """Tokens after which the client of request `number` leaves, evenly among those that leave some of the answer
         unread; None: it stays. An answer of one token is not left."""
         if self._share == 0.0 or num_output_tokens < 2:

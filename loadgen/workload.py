@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import heapq
 import itertools
@@ -48,6 +49,26 @@ class PlannedRequest:
     """Its client leaves once it has so many tokens; None: it stays."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Draw:
+    """Names the random streams of one request."""
+
+    slo_class: str | None
+    """None: numbers are those of the whole run, else of the class."""
+    number: int
+
+    @property
+    def key(self) -> str:
+        return str(self.number) if self.slo_class is None else f"{self.slo_class}/{self.number}"
+
+    def stream(self, seed: int, what: str) -> str:
+        return f"{seed}/{what}/{self.key}"
+
+    def later(self, turns: int) -> _Draw:
+        """So many turns further on."""
+        return dataclasses.replace(self, number=self.number + turns)
+
+
 class Workload:
     """The requests of one run, in the order in which they are sent; turns of a conversation follow its first one.
 
@@ -77,14 +98,19 @@ class Workload:
         """The requests; an open loop's end with its number or its duration, a closed one's with its number."""
         config = self._config
         index = 0
+        of_classes = any(c.has_own_arrivals for c in self._mix.classes)
+        nums: collections.Counter[str] = collections.Counter()
         for offset_s, slo_class in self._arrivals():
             if offset_s is not None and config.duration_s is not None and offset_s >= config.duration_s:
                 return
-            for planned in self._conversation(index, offset_s, slo_class):
+            # With arrivals of its own a class sends the same requests whatever the rates of the others are.
+            draw = _Draw(slo_class.name, nums[slo_class.name]) if of_classes else _Draw(None, index)
+            for planned in self._conversation(index, offset_s, slo_class, draw):
                 if config.max_requests is not None and planned.index >= config.max_requests:
                     return
                 yield planned
                 index = planned.index + 1
+                nums[slo_class.name] += 1
 
     def _arrivals(self) -> Iterator[tuple[float | None, ClassShare]]:
         """When conversations begin, and of which class."""
@@ -118,29 +144,33 @@ class Workload:
         cv = config.burstiness**-0.5 if cv is None else cv
         return arrival_offsets_s(kind, rate_per_s, random.Random(f"{config.seed}/{stream}"), cv)
 
-    def _conversation(self, index: int, offset_s: float | None, slo_class: ClassShare) -> Iterator[PlannedRequest]:
-        first = self._plan(index, offset_s, slo_class)
-        num_turns = slo_class.turns.draw(random.Random(f"{self._config.seed}/turns/{index}"))
+    def _conversation(
+        self, index: int, offset_s: float | None, slo_class: ClassShare, draw: _Draw
+    ) -> Iterator[PlannedRequest]:
+        seed = self._config.seed
+        first = self._plan(index, offset_s, slo_class, draw)
+        num_turns = slo_class.turns.draw(random.Random(draw.stream(seed, "turns")))
         if num_turns == 1:
             yield first
             return
         before = dataclasses.replace(first, session=f"{slo_class.name}/{index}")
         yield before
         for turn in range(1, num_turns):
-            plain = self._plan(index + turn, None, slo_class, has_prefix=False)
+            turn_draw = draw.later(turn)
+            plain = self._plan(index + turn, None, slo_class, turn_draw, has_prefix=False)
             before = dataclasses.replace(
                 plain,
                 num_prompt_tokens=before.num_prompt_tokens + before.num_output_tokens + plain.num_prompt_tokens,
                 session=before.session,
                 after=before.trace_id,
-                think_s=random.Random(f"{self._config.seed}/think/{plain.index}").uniform(*slo_class.think_s),
+                think_s=random.Random(turn_draw.stream(seed, "think")).uniform(*slo_class.think_s),
             )
             yield before
 
     def _plan(
-        self, index: int, offset_s: float | None, slo_class: ClassShare, *, has_prefix: bool = True
+        self, index: int, offset_s: float | None, slo_class: ClassShare, draw: _Draw, *, has_prefix: bool = True
     ) -> PlannedRequest:
-        rng = random.Random(f"{self._config.seed}/request/{index}")
+        rng = random.Random(draw.stream(self._config.seed, "request"))
         num_own_tokens = slo_class.prompt_tokens.draw(rng)
         num_output_tokens = slo_class.output_tokens.draw(rng)
         num_words = max(self._calibration.words_for(num_own_tokens), 1)
@@ -158,5 +188,5 @@ class Workload:
             num_prefix_tokens + num_own_tokens,
             num_output_tokens,
             trace_id=index,
-            cancel_after_tokens=self._cancellations.draw(index, num_output_tokens),
+            cancel_after_tokens=self._cancellations.draw(draw.key, num_output_tokens),
         )

@@ -78,12 +78,21 @@ def test_what_is_sent_has_the_rates_that_are_told() -> None:
 
 
 def test_the_other_classes_send_the_same_while_one_is_varied() -> None:
-    load = _load("batch", classes=OWN, duration_s=20.0, requests=1)
-    few, many = (_plan(load.at(rate, 0, 1, {})) for rate in (3.0, 30.0))
-    times = [[p.offset_s for p in plan if p.slo_class == "interactive"] for plan in (few, many)]
-    num_shared = min(map(len, times))
+    """Times, lengths and who leaves, but for the words at the head of a prompt."""
+    classes = ("interactive:rate=2,prompt=20-90,output=5-50,turns=1-3,think=1-2", OWN[1])
+    load = _load("batch", classes=classes, duration_s=20.0, requests=1, cancel_share=0.3)
+    plans = [_plan(load.at(rate, 0, 1, {})) for rate in (3.0, 30.0)]
+    sent = [
+        [
+            (p.offset_s, p.think_s, p.num_prompt_tokens, p.num_output_tokens, p.cancel_after_tokens, p.after is None)
+            for p in plan
+            if p.slo_class == "interactive"
+        ]
+        for plan in plans
+    ]
+    num_shared = min(map(len, sent))
     assert num_shared > 20
-    assert times[0][:num_shared] == times[1][:num_shared]
+    assert sent[0][: num_shared - 3] == sent[1][: num_shared - 3]
 
 
 def test_a_trace_is_sent_whole_at_its_rate_and_never_prolonged() -> None:
