@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from loadgen.live_view import LiveView
 from loadgen.metrics import judge
 from loadgen.open_files import raise_open_files_limit
 from loadgen.report import encode_json, print_report
+from loadgen.report_file import STDOUT, check_report_path, write_report
 from loadgen.request_lines import RequestLines, open_request_lines
 from loadgen.result import BenchResult, make_result
 from loadgen.runner import Runner, RunResult
@@ -43,7 +43,6 @@ EXIT_INVALID = 1
 EXIT_NOT_RUN = 2
 """The server is out of reach, or an option is wrong."""
 EXIT_INTERRUPTED = 130
-STDOUT = "-"
 
 
 def main_bench(config: BenchConfig) -> int:
@@ -53,11 +52,11 @@ def main_bench(config: BenchConfig) -> int:
     """
     errors = Console(stderr=True)
     try:
-        _check_path(config.json_path)
-        _check_path(config.html_path)
+        check_report_path(config.json_path)
+        check_report_path(config.html_path)
         result = asyncio.run(run_bench(config, errors))
         print_report(result, errors if config.json_path == STDOUT else Console())
-        _write_json(result)
+        write_report(config.json_path, encode_json(result))
         if config.html_path is not None:
             write_html(result, config.html_path)
     except BenchError as error:
@@ -191,23 +190,3 @@ def _interrupt_on_sigint(runner: Runner) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-
-
-def _check_path(path: str | None) -> None:
-    """Before the run, so that no result is lost to a wrong path."""
-    if path not in (None, STDOUT) and not Path(path).resolve().parent.is_dir():
-        raise BenchError(f"cannot write the result to {path}: there is no such directory")
-
-
-def _write_json(result: BenchResult) -> None:
-    path = result.config.json_path
-    if path is None:
-        return
-    if path == STDOUT:
-        sys.stdout.write(encode_json(result) + "\n")
-        sys.stdout.flush()
-        return
-    try:
-        Path(path).write_text(encode_json(result) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"cannot write the result to {path}: {error.strerror}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from loadgen.bench import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_NOT_RUN, EXIT_VALID, STDOUT, run_bench
+from loadgen.bench import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_NOT_RUN, EXIT_VALID, run_bench
 from loadgen.capacity_config import CapacityConfig
 from loadgen.capacity_report import CapacityReport, encode_capacity_json, print_capacity, probe_line
 from loadgen.class_mix import NO_CLASS, ClassMix, parse_class_mix
@@ -20,7 +20,7 @@ from loadgen.metrics import Outcome
 from loadgen.objectives import Question, parse_question
 from loadgen.offered_load import OfferedLoad, ReplayedRows
 from loadgen.probe import ClassCount, Grader, Look, Probe
-from loadgen.report_file import check_report_path, write_report
+from loadgen.report_file import STDOUT, check_report_path, write_report
 from loadgen.result import BenchResult
 from loadgen.search import Search, SearchLimits
 from loadgen.server_probe import ServerInfo, probe_server
