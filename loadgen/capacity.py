@@ -26,13 +26,15 @@ from loadgen.search import Search, SearchLimits
 from loadgen.server_probe import ServerInfo, probe_server
 from loadgen.traces.importer import load_trace
 from loadgen.traces.trace_error import TraceError
+from loadgen.transport import CLIENT_LIMIT
 
 
 def main_capacity(config: BenchConfig, options: CapacityConfig) -> int:
     """Search, print every probe, write the JSON, and return the exit code.
 
-    0: the search ended (also where no rate passes); 1: this client was too slow to find the answer; 2: it could not
-    run; 130: interrupted. Ctrl-C and a server that goes away end the search; what was probed is still reported.
+    0: the search ended (also where no rate passes); 1: invalid probes ended it, as where this client is too slow; 2: it
+    could not run; 130: interrupted. Ctrl-C and a server that goes away end the search; what was probed is still
+    reported.
     """
     errors = Console(stderr=True)
     run = CapacityRun(config, options, errors)
@@ -56,8 +58,7 @@ def main_capacity(config: BenchConfig, options: CapacityConfig) -> int:
         return EXIT_NOT_RUN
     if code == EXIT_VALID and report.result.interrupted:
         return EXIT_INTERRUPTED
-    is_cut_short = report.result.client_limit_per_s is not None and not report.result.is_resolved
-    return EXIT_INVALID if code == EXIT_VALID and is_cut_short else code
+    return EXIT_INVALID if code == EXIT_VALID and report.result.is_cut_short else code
 
 
 class CapacityRun:
@@ -152,9 +153,15 @@ def read_look(result: BenchResult, judged: Mapping[str, float]) -> Look:
         goodput_per_s=result.overall.goodput_per_s,
         send_lag_p99_s=None if lag is None else lag.p99_s,
         invalid_reasons=result.invalid_reasons,
-        is_client_limit=lag is not None and lag.p99_s > result.max_send_lag_s,
+        is_client_limit=_is_client_limit(result),
         interrupted=result.run.interrupted,
     )
+
+
+def _is_client_limit(result: BenchResult) -> bool:
+    lag = result.overall.send_lag
+    is_late = lag is not None and lag.p99_s > result.max_send_lag_s
+    return is_late or any(trace.error_code == CLIENT_LIMIT for trace, _ in result.counted)
 
 
 def _mix(config: BenchConfig) -> tuple[ClassMix, ReplayedRows | None]:

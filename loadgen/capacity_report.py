@@ -14,7 +14,7 @@ from rich.text import Text
 from loadgen.capacity_config import CapacityConfig
 from loadgen.config import BenchConfig
 from loadgen.intervals import Interval
-from loadgen.probe import ClassCount, Look, Probe, Verdict
+from loadgen.probe import ClassCount, Look, Probe
 from loadgen.search import SearchResult, describe_reversals
 
 JSON_VERSION = 1
@@ -137,14 +137,14 @@ def _table(report: CapacityReport) -> Table:
 def _notes(report: CapacityReport) -> list[Text]:
     result = report.result
     notes = [Text(_answer(report), style="bold"), *_interval_note(report)]
-    if result.first_miss is not None and result.first_miss.verdict is Verdict.FAILED and not result.is_resolved:
+    if result.first_miss is not None and not result.is_cut_short and not result.is_resolved:
         notes.append(Text("the search ended before it knew the capacity more closely", style="yellow"))
     if any(not probe.is_sure for probe in result.probes):
         notes.append(Text("(estimate): undecided at the end of the probe, its plain attainment counts"))
     if result.reversals:
         notes.append(Text(describe_reversals(result.reversals), style="yellow"))
     if result.client_limit_per_s is not None:
-        text = f"at {result.client_limit_per_s:.4g}/s this client was too slow: its own limit, not the server's"
+        text = f"at {result.client_limit_per_s:.4g}/s this client could not keep up: its own limit, not the server's"
         notes.append(Text(text, style="bold red"))
     reasons = dict.fromkeys(reason for probe in result.probes for reason in probe.invalid_reasons)
     notes += [Text(f"invalid: {reason}", style="red") for reason in reasons]
@@ -161,8 +161,7 @@ def _answer(report: CapacityReport) -> str:
         lowest = min((probe.rate_per_s for probe in result.probes), default=None)
         tried = "no rate was tried to its end" if lowest is None else f"not even {lowest:.4g} requests/s passed"
         return f"no capacity{of_class} with {kept}: {tried}"
-    is_open = result.first_miss is None or result.first_miss.verdict is Verdict.INVALID
-    bound = "at least " if is_open else ""
+    bound = "at least " if result.first_miss is None or result.is_cut_short else ""
     shares = report.class_rates(rate)
     split = f" ({', '.join(f'{name} {each:.4g}' for name, each in shares.items())})" if len(shares) > 1 else ""
     return f"capacity: {bound}{rate:.4g} requests/s{of_class}{split} with {kept}"
@@ -178,7 +177,7 @@ def _interval_note(report: CapacityReport) -> list[Text]:
 
 
 def _class_text(name: str, count: ClassCount, objective: float | None, confidence: float) -> str:
-    of = "" if objective is None else f" of {_percent(objective)}"
+    of = "" if objective is None else f" (>= {_percent(objective)})"
     return f"{name} {_count_text(count, confidence)}{of}"
 
 

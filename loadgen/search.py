@@ -83,10 +83,15 @@ class SearchResult:
         return min((p.rate_per_s for p in self.probes if p.is_client_limit), default=None)
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether the lowest rate that did not pass is an invalid one: the capacity may be higher."""
+        return self.first_miss is not None and self.first_miss.verdict is Verdict.INVALID
+
+    @property
     def is_resolved(self) -> bool:
-        """Whether a rate that failed stands just above the capacity, and the client is not the one that failed."""
+        """Whether a rate that failed, and did not turn out invalid, stands just above the capacity."""
         capacity_per_s, first_miss = self.capacity_per_s, self.first_miss
-        if capacity_per_s is None or first_miss is None or first_miss.verdict is Verdict.INVALID:
+        if capacity_per_s is None or first_miss is None or self.is_cut_short:
             return False
         return is_close(capacity_per_s, first_miss.rate_per_s, self.resolution)
 

@@ -180,7 +180,16 @@ def test_a_client_that_is_too_slow_is_told_by_status_1(tmp_path: Path, capsys: p
     assert code == EXIT_INVALID
     assert [probe["verdict"] for probe in found["probes"]] == ["invalid"] * 2
     assert (found["capacity_per_s"], found["client_limit_per_s"]) == (None, 200.0)
-    assert "this client was too slow" in capsys.readouterr().out
+    assert "this client could not keep up" in capsys.readouterr().out
+
+
+def test_a_server_that_fails_every_request_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with _serve(lambda *_: False) as server:
+        server.paths[CHAT] = json_reply(500, {"error": {"message": "oops"}})
+        code, found = _capacity(server.url, tmp_path / "found.json", max_probes=2)
+    assert code == EXIT_INVALID
+    assert (found["capacity_per_s"], found["client_limit_per_s"]) == (None, None)
+    assert "invalid: every request failed" in capsys.readouterr().out
 
 
 def test_a_server_that_goes_away_leaves_what_was_probed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

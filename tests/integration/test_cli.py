@@ -35,13 +35,13 @@ HEAVY = (
 def test_version_and_verbs() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"headrace {headrace_version()}\n"
     help_text = CliRunner().invoke(app, ["--help"]).output
-    assert all(verb in help_text for verb in ("serve", "pull", "bench", "replay", "profile"))
+    assert all(verb in help_text for verb in ("serve", "pull", "bench", "capacity", "compare", "replay", "profile"))
 
 
 def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from server.cli import app\n"
-        "for verb in ([], ['serve'], ['bench'], ['profile']):\n"
+        "for verb in ([], ['serve'], ['bench'], ['capacity'], ['compare'], ['profile']):\n"
         "    assert CliRunner().invoke(app, [*verb, '--help']).exit_code == 0\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
