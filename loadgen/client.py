@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from loadgen.class_mix import NO_CLASS, ClassMix
-from loadgen.config import BenchConfig
+from loadgen.config import BenchConfig, BenchError
 from loadgen.events import EventReceiver, LeftError, StreamError
 from loadgen.http_transport import HttpTransport, ServerAddress
 from loadgen.server_probe import ServerInfo
@@ -44,15 +44,19 @@ def make_transport(config: BenchConfig, tls: ssl.SSLContext) -> HttpTransport:
     Without `keep_alive` each request has a connection of its own: no server can close one that is about to be reused.
 
     Raises:
-        ValueError: the URL is none.
+        ValueError: the URL is none, or the key cannot be sent.
+        BenchError: the URL holds a password.
     """
     url = httpx.URL(base_url(config.url))
     if url.scheme not in ("http", "https") or not url.host:
         raise ValueError("it must begin with http:// or https:// and name a host")
+    if url.userinfo:
+        raise BenchError("the URL holds a password, which would stand in every report: give a key with --api-key")
     if config.api_key is not None and not (config.api_key.isascii() and config.api_key.isprintable()):
         raise ValueError("the key holds characters that no header may have")
     is_tls = url.scheme == "https"
-    address = ServerAddress(url.host, url.port or (443 if is_tls else 80), url.path.rstrip("/"), is_tls)
+    path = url.raw_path.partition(b"?")[0].decode("ascii").rstrip("/")
+    address = ServerAddress(url.raw_host.decode("ascii"), url.port or (443 if is_tls else 80), path, is_tls)
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
     return HttpTransport(address, headers, keep_alive=config.keep_alive, tls=tls)
 

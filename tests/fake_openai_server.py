@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
@@ -101,16 +102,18 @@ async def _read_request(reader: asyncio.StreamReader) -> Received:
 
 
 @contextlib.contextmanager
-def serve(paths: dict[str, Reply]) -> Iterator[FakeOpenAIServer]:
-    """The server, listening; it is gone, with every open connection, when the block ends."""
+def serve(paths: dict[str, Reply], tls: ssl.SSLContext | None = None) -> Iterator[FakeOpenAIServer]:
+    """The server, listening; it is gone, with every open connection, when the block ends. With `tls` it is localhost's
+    and speaks HTTPS."""
     server = FakeOpenAIServer(paths)
     loop = asyncio.new_event_loop()
     listening = threading.Event()
     stop = asyncio.Event()
 
     async def run() -> None:
-        listener = await asyncio.start_server(server.accept, "127.0.0.1", 0)
-        server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        listener = await asyncio.start_server(server.accept, "127.0.0.1", 0, ssl=tls)
+        scheme_and_host = "http://127.0.0.1" if tls is None else "https://localhost"
+        server.url = f"{scheme_and_host}:{listener.sockets[0].getsockname()[1]}"
         listening.set()
         await stop.wait()
         listener.close()

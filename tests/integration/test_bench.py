@@ -309,3 +309,10 @@ def test_what_cannot_run_says_why(
 def test_a_bad_url_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_bench(BenchConfig("http://host:port/")) == EXIT_NOT_RUN
     assert "is no URL" in capsys.readouterr().err
+
+
+def test_a_url_with_a_password_is_refused_since_reports_show_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_bench(BenchConfig("http://me:secret@127.0.0.1:9/")) == EXIT_NOT_RUN
+    error = capsys.readouterr().err
+    assert "--api-key" in error
+    assert "secret" not in error

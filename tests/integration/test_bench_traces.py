@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from loadgen.bench import EXIT_INTERRUPTED, EXIT_NOT_RUN, EXIT_VALID, main_bench
 from loadgen.config import BenchConfig
 from loadgen.traces.trace_request import TraceRequest, encode_request
+from tests.certificates import make_certificate
 from tests.fake_openai_server import Received, chat_events, serve, stream_reply
 from tests.integration.conftest import LiveServer
 from tests.server_dialects import CHAT, Dialect, llama_cpp, openai, sglang, vllm
@@ -164,6 +166,18 @@ def test_clients_that_leave_close_their_connections(tmp_path: Path) -> None:
     assert result["overall"]["outcomes"]["cancelled"] == 4
     assert {request["error_code"] for request in result["requests"]} == {"left"}
     assert num_left == 4
+
+
+def test_a_server_behind_https_is_measured_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = make_certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with serve(vllm().paths, tls) as server:
+        code, result = _bench(server.url, tmp_path, ROWS)
+    assert (code, result["errors"], result["overall"]["sent"]) == (EXIT_VALID, [], 5)
+    sent = server.requests_to(CHAT)
+    assert {request.headers["host"] for request in sent} == {server.url.removeprefix("https://")}
 
 
 def test_a_trace_of_conversations_is_replayed_against_the_real_server(live_server: LiveServer, tmp_path: Path) -> None:

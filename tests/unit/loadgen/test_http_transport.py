@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from loadgen.http_transport import HttpTransport, ServerAddress
 from loadgen.transport import CLIENT_LIMIT, TransportError
+from tests.certificates import make_certificate
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nX-Two:  b \r\n"
@@ -249,17 +249,7 @@ def test_a_limit_of_our_own_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for localhost and its key, made now."""
-    directory = tmp_path_factory.mktemp("tls")
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    command += ["-keyout", str(key), "-out", str(certificate)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60.0)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed: no certificate can be made")
-    return certificate, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
