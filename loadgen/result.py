@@ -133,11 +133,11 @@ def make_result(
 
 
 def count_errors(traces: Iterable[RequestTrace]) -> tuple[ErrorCount, ...]:
-    """By status and code: texts name times, which differ from request to request."""
+    """By status and code: texts name times, which differ from request to request. To leave as planned is no error."""
     counts: collections.Counter[tuple[int | None, str | None]] = collections.Counter()
     examples: dict[tuple[int | None, str | None], str] = {}
     for trace in traces:
-        if trace.error is not None:
+        if trace.error is not None and not trace.is_left:
             key = trace.status, trace.error_code
             counts[key] += 1
             examples.setdefault(key, trace.error)

@@ -13,11 +13,15 @@ from loadgen.class_mix import NO_CLASS, parse_class_mix
 from loadgen.config import BenchConfig
 from loadgen.report import encode_json, print_report
 from loadgen.result import BenchResult, count_errors, make_result
+from loadgen.result_json import result_json
 from loadgen.runner import RunResult
 from loadgen.server_probe import ServerInfo
+from loadgen.server_view import ClassView, ServerView
 from loadgen.targets import TargetBook, Targets, ToldTargets
-from loadgen.trace import Chunk, RequestTrace, TraceEnd
+from loadgen.trace import LEFT, Chunk, RequestTrace, TraceEnd
+from loadgen.trace_workload import Replay
 from loadgen.workload import PlannedRequest
+from tests.sample_bench import sample_result
 
 
 def _trace(index: int, slo_class: str, times: list[float], granted: str) -> RequestTrace:
@@ -126,3 +130,53 @@ def test_cached_tokens_are_shown_by_tier_where_the_server_tells_them() -> None:
 def test_a_server_that_does_not_tell_tiers_has_one_share() -> None:
     assert "prompt tokens cached 25.0%, degraded" in _printed(_of(_cached(0, 400, 100, None)))
     assert "prompt tokens cached -, degraded" in _printed(_of(_trace(0, "a", [0.5], "a")))
+
+
+def test_what_is_not_counted_or_not_sent_is_told() -> None:
+    printed = _printed(sample_result(60))
+    phases = result_json(sample_result(60))["sent_by_phase"]
+    assert f"counted: {phases['steady']} of 60 sent; {phases['warm_up']} were of warm-up" in printed
+    assert "counted:" not in _printed(sample_result(60, warm_up_s=0.0, cool_down_s=0.0))
+    replay = Replay("t.jsonl", "ab" * 32, 500, 17, "drop", 2048, 1.0, 0.5)
+    result = sample_result(4, warm_up_s=0.0, cool_down_s=0.0)
+    for i, (trace, _) in enumerate(result.judged):
+        trace.planned = dataclasses.replace(trace.planned, session="s" if i < 3 else None)
+    run = dataclasses.replace(result.run, num_unsent_turns=2)
+    printed = _printed(dataclasses.replace(result, replay=replay, run=run))
+    assert "dropped: 17 of the trace's 500 rows, longer than the 2048 tokens" in printed
+    assert "1 conversations of 3 turns sent; 2 turns had no answer to go on from" in printed
+    assert result_json(result)["conversations"] == {"begun": 1, "turns_sent": 3}
+
+
+def test_the_servers_counts_stand_beside_ours_only_where_they_differ() -> None:
+    same = ClassView("a", 2, 2, {"met": 2}, {"met": 2}, 0, 0, None, None, None, ())
+    other = ClassView("b", 3, 4, {"met": 3}, {"met": 1, "refused": 3}, 0, 0, None, None, None, ("because",))
+    result = sample_result(2)
+    agreeing = _printed(dataclasses.replace(result, server_view=ServerView("Headrace", None, (same,))))
+    assert "the server counts the same requests and outcomes in every class" in agreeing
+    differing = _printed(dataclasses.replace(result, server_view=ServerView("Headrace", None, (same, other))))
+    cells = [line.replace("│", " ").split() for line in differing.splitlines()]
+    assert ["b", "client", "3", "3", "0"] in cells and ["server", "4", "1", "3"] in cells
+    assert "b: because" in differing and ["a", "client"] not in [line[:2] for line in cells]
+    assert "no counts of the server's: HTTP 404" in _printed(
+        dataclasses.replace(result, server_view=ServerView(problem="HTTP 404"))
+    )
+
+
+def test_targets_in_the_json_are_the_range_of_the_requests_own() -> None:
+    result = sample_result(80)
+    body = result_json(result)
+    for name in ("interactive", "batch"):
+        mine = [t for t, _ in result.counted if t.planned.slo_class == name]
+        ttfts = [result.targets_of(t).ttft_s or 0.0 for t in mine]
+        assert body["classes"][name]["targets"]["ttft_s"] == {"min": min(ttfts), "max": max(ttfts)}
+        assert body["classes"][name]["targets"]["e2e_s"] is None
+    assert (body["classes"]["interactive"]["objective"], body["classes"]["batch"]["objective"]) == (0.9, None)
+    assert body["overall"]["targets"]["tpot_s"] == {"min": 0.06, "max": 0.08}
+
+
+def test_leaving_as_planned_is_no_error() -> None:
+    left = _trace(0, "a", [0.5], "a")
+    left.end = None
+    left.finish(TraceEnd.CANCELLED, 1.0, "the client left after 1 tokens, as planned", LEFT)
+    assert count_errors([left]) == ()
