@@ -33,15 +33,24 @@ class Calibration:
 
 async def calibrate(config: BenchConfig, http: httpx.AsyncClient, model: str) -> Calibration:
     """Ask the server: its `/tokenize` (vLLM, SGLang, llama.cpp, Headrace), else, for a trace, the usage of two requests
-    of one token each. Where neither answers, a word is taken for a token."""
+    of one token each. Where neither answers, a word is taken for a token. A `/tokenize` that knows no chats does not
+    tell of their template: for a trace the usage of one request does."""
     if not config.calibrate:
         return Calibration()
-    texts = [WordPool("calibration").text(index, count) for index, count in enumerate(_NUM_WORDS)]
-    counts = [await _tokenize(config, http, model, text) for text in texts]
-    found = _fit(counts, "tokenize")
-    if found is None and config.trace_path is not None:
-        found = _fit([await _usage(config, http, model, text) for text in texts], "usage")
-    return found or Calibration()
+    short, long = (WordPool("calibration").text(index, count) for index, count in enumerate(_NUM_WORDS))
+    if config.api == "chat":
+        of_chat = [await _tokenize_chat(http, model, text) for text in (short, long)]
+        if found := _fit(of_chat, "tokenize"):
+            return found
+    found = _fit([await _tokenize(http, model, text) for text in (short, long)], "tokenize")
+    if config.trace_path is None or (found is not None and config.api != "chat"):
+        return found or Calibration()
+    num_tokens = await _usage(config, http, model, short)
+    if found is None:
+        return _fit([num_tokens, await _usage(config, http, model, long)], "usage") or Calibration()
+    if num_tokens is None:
+        return found
+    return dataclasses.replace(found, overhead_tokens=_overhead(num_tokens, found.tokens_per_word))
 
 
 def _fit(counts: list[int | None], source: str) -> Calibration | None:
@@ -52,25 +61,30 @@ def _fit(counts: list[int | None], source: str) -> Calibration | None:
     tokens_per_word = (many - few) / (_NUM_WORDS[1] - _NUM_WORDS[0])
     if not 0.5 <= tokens_per_word <= _MAX_TOKENS_PER_WORD:
         return None
-    return Calibration(tokens_per_word, max(round(few - tokens_per_word * _NUM_WORDS[0]), 0), source)
+    return Calibration(tokens_per_word, _overhead(few, tokens_per_word), source)
 
 
-async def _tokenize(config: BenchConfig, http: httpx.AsyncClient, model: str, text: str) -> int | None:
-    """By the chat's messages, so that its template counts too, else by the text alone (`content` is llama.cpp's)."""
-    of_chat: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": text}]}
-    of_text: dict[str, Any] = {"model": model, "prompt": text, "content": text}
-    for body in ([of_chat] if config.api == "chat" else []) + [of_text]:
-        answer = await _post(http, "/tokenize", body)
-        if answer is not None and (count := _count_of(answer)):
-            return count
-    return None
+def _overhead(num_tokens: int, tokens_per_word: float) -> int:
+    """Of the shorter text."""
+    return max(round(num_tokens - tokens_per_word * _NUM_WORDS[0]), 0)
 
 
-def _count_of(answer: dict[str, Any]) -> int | None:
-    count, tokens = answer.get("count"), answer.get("tokens")
-    if isinstance(count, int):
-        return count
-    return len(tokens) if isinstance(tokens, list) else None
+async def _tokenize_chat(http: httpx.AsyncClient, model: str, text: str) -> int | None:
+    """By its messages, so that the template counts too."""
+    return _count_of(await _post(http, "/tokenize", {"model": model, "messages": [{"role": "user", "content": text}]}))
+
+
+async def _tokenize(http: httpx.AsyncClient, model: str, text: str) -> int | None:
+    """By the text alone; `content` is llama.cpp's name for it."""
+    return _count_of(await _post(http, "/tokenize", {"model": model, "prompt": text, "content": text}))
+
+
+def _count_of(answer: dict[str, Any] | None) -> int | None:
+    """None: there is no count, or one of nothing: a server that takes what it does not know for an empty text."""
+    count, tokens = (answer or {}).get("count"), (answer or {}).get("tokens")
+    if not isinstance(count, int):
+        count = len(tokens) if isinstance(tokens, list) else 0
+    return count or None
 
 
 async def _usage(config: BenchConfig, http: httpx.AsyncClient, model: str, text: str) -> int | None:

@@ -124,7 +124,7 @@ def llama_cpp() -> Dialect:
             "/tokenize": _replying(
                 lambda body: json_reply(200, {"tokens": [1] * (len(body.get("content", "").split()) * 3 // 2)})
             ),
-            CHAT: _replying(chat),
+            CHAT: _replying(_whole_or(chat)),
         },
         {"stream_usage": False},
         1024,

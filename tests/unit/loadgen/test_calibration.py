@@ -31,7 +31,9 @@ def _vllm(path: str, body: dict[str, Any]) -> tuple[int, object]:
 
 def _llama_cpp(path: str, body: dict[str, Any]) -> tuple[int, object]:
     """It takes what it does not know for an empty text."""
-    return (200, {"tokens": list(range(_num_tokens(body.get("content", ""))))}) if path == "/tokenize" else (404, {})
+    if path == "/tokenize":
+        return 200, {"tokens": list(range(_num_tokens(body.get("content", ""))))}
+    return _openai(path, body)
 
 
 def _openai(path: str, body: dict[str, Any]) -> tuple[int, object]:
@@ -72,6 +74,8 @@ def _calibrate(answer: Answer, **options: Any) -> tuple[Calibration, list[str]]:
         (_vllm, {}, Calibration(1.5, TEMPLATE_TOKENS, "tokenize")),
         (_vllm, {"api": "completions"}, Calibration(1.5, 1, "tokenize")),
         (_llama_cpp, {}, Calibration(1.5, 0, "tokenize")),
+        (_llama_cpp, {"trace_path": "x"}, Calibration(1.5, TEMPLATE_TOKENS, "tokenize")),
+        (_llama_cpp, {"trace_path": "x", "api": "completions"}, Calibration(1.5, 0, "tokenize")),
         (_openai, {"trace_path": "x"}, Calibration(1.5, TEMPLATE_TOKENS, "usage")),
         (_openai, {"trace_path": "x", "api": "completions"}, Calibration(1.5, TEMPLATE_TOKENS, "usage")),
         (_silent, {"trace_path": "x"}, Calibration()),
