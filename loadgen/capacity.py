@@ -92,6 +92,7 @@ class CapacityRun:
         )
         limits = SearchLimits(
             start_rate_per_s=load.start_rate_per_s,
+            min_rate_per_s=load.start_rate_per_s / 100.0 if options.min_rate is None else options.min_rate,
             max_rate_per_s=options.max_rate,
             resolution=options.resolution,
             max_looks=max_looks,

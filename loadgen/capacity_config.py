@@ -50,6 +50,13 @@ class CapacityConfig:
             "max": 64,
         },
     )
+    min_rate: float | None = dataclasses.field(
+        default=None,
+        metadata={
+            "help": "Lowest rate to try, in requests per second; default: a hundredth of the first one.",
+            "min": 1e-6,
+        },
+    )
     max_rate: float | None = dataclasses.field(
         default=None, metadata={"help": "Highest rate to try, in requests per second; default: none.", "min": 1e-6}
     )

@@ -17,6 +17,8 @@ from loadgen.saved_run import SavedRun
 JSON_VERSION = 1
 _TABLE_WIDTH_CHARS = 120
 """Where the output is no terminal."""
+_SHORT = {Finding.NO_DIFFERENCE: "none shown", Finding.TOO_FEW: "too few"}
+"""In the table."""
 _STYLES = {Finding.BETTER: "green", Finding.WORSE: "bold red", Finding.MIXED: "yellow"}
 
 
@@ -88,12 +90,12 @@ def _table(report: CompareReport) -> Table:
     counted = "pairs" if comparison.is_paired else "requests"
     for title in (counted, "first", "second", f"change [{report.bootstrap.confidence:.0%}]", "relative", "McNemar p"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("finding")
+    table.add_column("finding", no_wrap=True)
     for row in _shown_rows(comparison):
         count = str(row.num_first) if comparison.is_paired else f"{row.num_first} / {row.num_second}"
         relative = "-" if row.metric == ATTAINMENT or row.relative_change is None else f"{row.relative_change:+.1%}"
         p_value = "-" if row.p_value is None else f"{row.p_value:.2g}"
-        finding = Text(row.finding.value, style=_STYLES.get(row.finding, ""))
+        finding = Text(_SHORT.get(row.finding, row.finding.value), style=_STYLES.get(row.finding, ""))
         table.add_row(row.name, count, *_cells(row), relative, p_value, finding)
     return table
 

@@ -33,6 +33,8 @@ class SearchLimits:
     """How far a search goes."""
 
     start_rate_per_s: float
+    min_rate_per_s: float
+    """Where it and nothing above passes, there is no capacity."""
     max_rate_per_s: float | None
     """None: no bound."""
     resolution: float
@@ -150,6 +152,8 @@ class Search:
                 rate = self._clip(rate * 2.0)
             else:
                 high = rate
+                if rate / 2.0 < self._limits.min_rate_per_s:
+                    break
                 rate /= 2.0
         return low, high
 

@@ -23,6 +23,7 @@ from loadgen.capacity_config import CapacityConfig
 from loadgen.config import BenchConfig
 from server.cli import app
 from tests.fake_openai_server import FakeOpenAIServer, Received, Reply, chat_events, json_reply, serve, stream_reply
+from tests.trace_files import write_azure_2023
 
 CHAT = "/v1/chat/completions"
 FAR_MS = 600_000
@@ -172,6 +173,23 @@ def test_prompts_are_new_in_every_run(tmp_path: Path) -> None:
         _capacity(server.url, tmp_path / "found.json", max_probes=3)
         prompts = [request.body["messages"][0]["content"] for request in server.requests_to(CHAT)]
     assert len(set(prompts)) == len(prompts)
+
+
+def test_a_trace_is_sent_whole_at_each_rate_with_its_time_scaled(tmp_path: Path) -> None:
+    rows = [f"2023-11-16 18:17:{second:02d}.0000000,8,2" for second in range(40)]
+    trace = write_azure_2023(tmp_path / "trace.csv", rows)
+    bench = {"classes": ("interactive:1",), "trace_path": str(trace), "rate": 200.0, "requests": None}
+    shares = {"warm_up_share": 0.115, "cool_down_share": 0.11}
+    with _serve(lambda run, _: run == 1) as server:
+        code, found = _capacity(server.url, tmp_path / "found.json", bench, **shares, prolong=4, max_probes=2)
+        sent = server.requests_to(CHAT)
+    assert code == EXIT_VALID
+    assert [probe["rate_per_s"] for probe in found["probes"]] == [200.0, 400.0]
+    assert [probe["class_rates_per_s"] for probe in found["probes"]] == [{}, {}]
+    assert len(sent) == 2 * 40, "each once, never prolonged"
+    # Row n is due n gaps after the first. Not counted: those before 4.6 gaps (0.115 x 40), and the last 4.4 of 39.
+    assert [probe["classes"]["interactive"]["judged"] for probe in found["probes"]] == [len(range(5, 35))] * 2
+    assert (found["capacity_per_s"], found["interval_per_s"]) == (200.0, {"low": 200.0, "high": 400.0})
 
 
 def test_a_client_that_is_too_slow_is_told_by_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ OBJECTIVE = 0.9
 def _search(measure: Measure, **options: Any) -> SearchResult:
     defaults: dict[str, Any] = {
         "start_rate_per_s": 1.0,
+        "min_rate_per_s": 0.0,
         "max_rate_per_s": None,
         "resolution": 0.05,
         "max_looks": 1,
@@ -123,6 +124,8 @@ def test_a_server_that_meets_nothing_has_no_capacity_and_one_that_meets_all_no_b
     never = _search(CoinServer({"a": lambda _: 0.0}, 100, 0), max_probes=6)
     assert (never.capacity_per_s, never.surely_met_per_s) == (None, None)
     assert [p.rate_per_s for p in never.probes] == [2.0**-k for k in range(6)]
+    patient = _search(CoinServer({"a": lambda _: 0.0}, 100, 0), min_rate_per_s=0.2)
+    assert [p.rate_per_s for p in patient.probes] == [1.0, 0.5, 0.25, 0.3125]
     always = _search(CoinServer({"a": lambda _: 1.0}, 100, 0), max_rate_per_s=9.0)
     assert [p.rate_per_s for p in always.probes] == [1.0, 2.0, 4.0, 8.0, 9.0]
     assert (always.capacity_per_s, always.first_miss, always.is_resolved) == (9.0, None, False)
