@@ -126,12 +126,12 @@ def _figures(result: BenchResult) -> str:
         ),
         (
             "Time to first token",
-            "A point says which share was at most that slow; ▼ is the target.",
+            "Height: the share of requests that took at most so long; ▼: the target.",
             plot_cdf(result, TTFT),
         ),
         (
             "Time per output token",
-            "A point says which share was at most that slow; ▼ is the target.",
+            "Height: the share of requests that took at most so long; ▼: the target.",
             plot_cdf(result, TPOT),
         ),
         ("Send lag", "How late this client itself sent: the test of the test.", plot_send_lag(result)),

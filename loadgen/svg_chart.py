@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 WIDTH = 440.0
-_LEFT, _RIGHT = 46.0, 14.0
+_LEFT, _RIGHT = 54.0, 14.0
 _LEGEND_LINE, _TOP, _BOTTOM = 18.0, 18.0, 40.0
 _NUM_TICKS = 5
 _KEY_WIDTH = 30.0
@@ -113,7 +113,7 @@ class Chart:
         )
         if self._y.label:
             parts.append(
-                f'<text class="label" transform="translate(11 {(self.top + self.bottom) / 2:.1f}) rotate(-90)" '
+                f'<text class="label" transform="translate(10 {(self.top + self.bottom) / 2:.1f}) rotate(-90)" '
                 f'text-anchor="middle">{html.escape(self._y.label)}</text>'
             )
         return parts
