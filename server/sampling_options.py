@@ -57,11 +57,11 @@ def prompt_too_long(error: PromptTooLong, num_output: int, param: str) -> ApiErr
 
 
 def _too_long(limit: int, num_prompt: str, num_total: int, num_output: int, param: str) -> ApiError:
-    """In the words that clients of OpenAI's API look for, with both numbers."""
+    """In the words that clients look for, with both numbers: those of OpenAI, then those of LangChain."""
     return context_length_exceeded(
         f"This model's maximum context length is {limit} tokens. However, you requested {num_total} tokens "
         f"({num_prompt} in the {param}, {num_output} in the completion). "
-        f"Please reduce the length of the {param} or completion.",
+        f"Please reduce the length of the {param} or completion: for such a completion the prompt is too long.",
         param,
     )
 

@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_N = 128
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16
+"""OpenAI takes four; evaluation harnesses send up to seven, since a task's own come on top of the end token's text."""
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0

@@ -281,6 +281,7 @@ def test_prompt_plus_output_over_the_limit_is_a_400_with_both_numbers(stream: bo
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length is 256 tokens" in error["message"]
         assert f"({num_prompt} in the messages, 256 in the completion)" in error["message"]
+        assert "prompt is too long" in error["message"]  # what LangChain looks for
         error = error_of(await h.chat("word " * 300, stream=stream), 400)
         assert error["code"] == "context_length_exceeded"
         error = error_of(await h.chat("word " * 20_000, stream=stream), 400)

@@ -159,6 +159,7 @@ def test_prompt_over_the_limit_is_a_400_with_both_numbers(stream: bool) -> None:
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length is 256 tokens" in error["message"]
         assert "257 tokens (250 in the prompt, 7 in the completion)" in error["message"]
+        assert "prompt is too long" in error["message"]  # what LangChain looks for
         assert (await h.complete([9] * 250, max_tokens=6, stream=stream)).status_code == 200
         error = error_of(await h.complete([9] * 300, stream=stream), 400)
         assert "300 in the prompt" in error["message"]

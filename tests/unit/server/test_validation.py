@@ -43,7 +43,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"n": 10**9}, "n"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a", ""]}, "stop[1]"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
     ({"stop": 5}, "stop"),
     ({"stop": ["a" * 1025]}, "stop[0]"),
     ({"logit_bias": {"191222": -100}}, "logit_bias"),
@@ -236,6 +236,18 @@ def test_fields_that_mean_nothing_here_are_accepted() -> None:
         assert (await h.chat(**IGNORED)).status_code == 200
         empty = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "modalities": ["text"]}
         assert (await h.chat(**empty, stop=[], functions=[])).status_code == 200
+
+    run(body)
+
+
+def test_stop_takes_more_strings_than_openais_four() -> None:
+    """lm-eval sends six of a task and the end token's text; the last is as good as the first."""
+    stops = [f"never{index}" for index in range(15)]
+
+    async def body(h: Harness) -> None:
+        h.says("gamma delta END and more")
+        choice = (await h.chat(stop=[*stops, " END"])).json()["choices"][0]
+        assert (choice["message"]["content"], choice["stop_reason"]) == ("gamma delta", " END")
 
     run(body)
 
