@@ -165,6 +165,19 @@ def test_a_decode_without_a_deadline_is_held_up_by_the_largest_step_at_most() ->
         engine.update(output, {load_of(output): DONE})
 
 
+def test_the_step_after_one_that_waits_starts_when_that_has_waited() -> None:
+    """26 ms of loading in 4 parts beside 20 ms of computing: 31. The decode's token after that one is due in 130."""
+    engine = decoding(0.05)
+    engine.add("a", 4 * NUM_LONG + 20)
+    first = engine.schedule(link=make_link(queued_load_bytes=2_000))
+    assert tokens_of(first) == {"d": 1, "a": 20} and len(first.gated_loads) == 1
+    assert first.predicted_s == pytest.approx(0.026 + 0.005)
+    second = engine.schedule(link=make_link())
+    assert second.budget_s == pytest.approx(0.05 + 0.08 - 0.031)
+    engine.update(first, {load_of(first): DONE})
+    engine.update(second)
+
+
 def test_two_requests_share_one_load_and_its_blocks() -> None:
     engine = Engine()
     engine.seed()
