@@ -66,7 +66,7 @@ class Watch:
         """Of each metric over the lives of the server, as far as they were seen."""
         totals: Counter[str] = Counter()
         for metrics in self._last_metrics.values():
-            totals.update({name: value for name, value in metrics.items() if "_total" in name})  # type: ignore[arg-type]
+            totals.update({name: value for name, value in metrics.items() if "_total" in name})
         return totals
 
     def _run(self) -> None:
@@ -87,7 +87,8 @@ class Watch:
             get()
             self.num_answers[path] += 1
         except httpx.HTTPError as error:
-            if not self._service.outages.excuse(started_s, time.monotonic()):
+            # While the server lives it tells its metrics; ready it is when the engine is.
+            if not self._service.outages.excuse(started_s, time.monotonic(), of_engine=path == "/readyz"):
                 self.problems.append(f"{path} did not answer: {error!r}")
 
     def _read_metrics(self, url: str, life: int) -> None:
