@@ -285,6 +285,21 @@ def test_who_yielded_while_it_is_stored_finds_its_blocks_again():
     assert rig.scheduler.stats().recomputed_tokens - num_before <= 3  # the block that was not full, and one token
 
 
+def test_who_yielded_starts_again_upon_blocks_that_are_still_being_stored():
+    rig = yielded_and_is_stored()
+    held = set(flying(rig, STORE))
+    rig.abort([name for name in rig.live if name != "g0/0"])
+    (scheduled,) = rig.schedule().scheduled
+    assert scheduled.request_id == "g0/0" and scheduled.num_computed_tokens > 0
+    assert held & set(scheduled.new_block_ids)
+    rig.update()
+    rig.check()
+    rig.land()
+    rig.calm()
+    rig.drain(rig.most_steps())
+    assert rig.outcomes["g0/0"] == "length" and not rig.num_moved[LOAD, BlockOutcome.DONE]
+
+
 def test_of_who_yields_in_its_prompt_only_full_blocks_are_saved():
     rig = make_rig(max_num_seqs=1, max_num_batched_tokens=5)
     low = add(rig, PROMPT, 4, "low")
