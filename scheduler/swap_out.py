@@ -75,8 +75,6 @@ class SwapOut:
     def _unsaved(self, victim: Request) -> _Unsaved:
         kv, directory = self._kv, self._kv.tiers.directory
         num_full = min(victim.num_computed_tokens // kv.block_size, len(victim.block_hashes))
-        if victim.load_ids:  # what it was to compute upon came from the host, and is there still
-            num_full = 0
         blocks = []
         num_kept = num_full
         for index in range(num_full):

@@ -132,26 +132,27 @@ def decoding(due_s: float, slo_class: str = "standard", **options: Any) -> Engin
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "queued", "due_s", "joins"),
+    ("num_tokens", "queued", "due_s", "num_joined"),
     [
-        (1, 6_000, 0.031, True),  # the wait of 30 ms is all there is
-        (1, 6_000, 0.029, False),
-        (40, 6_000, 0.0485, True),  # 40 ms of computing, and 7.5 ms, a quarter of the load
-        (40, 6_000, 0.0470, False),
-        (40, 56_000, 0.091, True),  # 80 ms of waiting, and 10 ms, a quarter of computing
-        (40, 56_000, 0.089, False),
+        (1, 6_000, 0.031, 1),  # the wait of 30 ms is all there is
+        (1, 6_000, 0.029, 0),
+        (40, 6_000, 0.0485, 40),  # 40 ms of computing, and 7.5 ms, a quarter of the load
+        (40, 6_000, 0.0470, 36),  # what fits beside the quarter, in whole blocks
+        (48, 6_000, 0.0485, 40),
+        (40, 56_000, 0.091, 40),  # 80 ms of waiting, and 10 ms, a quarter of computing
+        (40, 56_000, 0.079, 0),
     ],
 )
 def test_a_decode_is_never_joined_by_a_load_that_would_make_it_late(
-    num_tokens: int, queued: int, due_s: float, joins: bool
+    num_tokens: int, queued: int, due_s: float, num_joined: int
 ) -> None:
     engine = decoding(due_s)
     engine.add("a", 4 * NUM_LONG + num_tokens)
     output = engine.schedule(link=make_link(queued_load_bytes=queued))
-    assert tokens_of(output) == {"d": 1} | ({"a": num_tokens} if joins else {})
-    assert bool(output.gated_loads) is joins
+    assert tokens_of(output) == {"d": 1} | ({"a": num_joined} if num_joined else {})
+    assert bool(output.gated_loads) is bool(num_joined)
     engine.update(output, {load_of(output): DONE})
-    if not joins:
+    if not num_joined:
         after = engine.step(make_link())
         assert "a" in tokens_of(after) and not after.gated_loads
 
