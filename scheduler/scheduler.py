@@ -224,7 +224,8 @@ class Scheduler:
         if self._decode_load is not None:
             self._decode_load.wanted_s = self._admission.wanted_tpot_s(now_s)
         self._kv.tiers.observe(link, now_s)
-        self._prices.observe(link, self._pace.s_per_token)
+        # Who restarts competes with what waits; where nothing does, the machine is its own.
+        self._prices.observe(link, self._pace.seen_s_per_token if self._queue.num_requests else None)
         self._expire(plan)
         self._refuse_closed(plan)
         self._fetch.run(now_s)
