@@ -119,6 +119,8 @@ class KVSoak:
         if len(self.tally.struck_files) == len(kinds):
             kind = self._rng.choice(kinds)
         share = self._rng.choice((0.02, 0.2, 1.0))
+        if kind is kv_faults.replace_folder_by_file:
+            share = 0.02  # it stays: writes there fail until everything is removed
         self.tally.struck_files[kind.__name__] += kv_faults.strike(self._disk_path, kind, share, self._rng)
 
     def _remove_all(self) -> None:
