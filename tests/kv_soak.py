@@ -129,7 +129,7 @@ class KVSoak:
     def _hang(self) -> None:
         """The disk does not answer, sometimes for longer than the server waits for it."""
         hung = self._hang_files()
-        self._ending.wait(self._rng.choice((1.0, 8.0)))
+        self._ending.wait(self._rng.choice((1.0, 1.0, 1.0, 8.0)))
         hung.release()
 
     def _hang_files(self) -> kv_faults.HungFiles:
