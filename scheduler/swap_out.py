@@ -25,7 +25,8 @@ class _Unsaved:
     num_full: int
     num_kept: int
     """Leading blocks before the first of them."""
-    blocks: list[tuple[BlockHash, int, int]]
+    blocks: list[tuple[BlockHash, int, int, int]]
+    """As `KVTiers.store` takes them."""
 
 
 class SwapOut:
@@ -81,5 +82,5 @@ class SwapOut:
             block_hash, block_id = victim.block_hashes[index], victim.block_ids[index]
             if kv.pool.num_references(block_id) == 1 and not directory.is_known(block_hash):
                 num_kept = min(num_kept, index)
-                blocks.append((block_hash, block_id, kv.retention(victim, index)))
+                blocks.append((block_hash, block_id, kv.retention(victim, index), index))
         return _Unsaved(num_full, num_kept, blocks)

@@ -100,7 +100,8 @@ def close(tiers: OpenTiers) -> None:
 
 def move(tiers: OpenTiers, transfer_id: int, kind: TransferKind, device: tuple[int, ...]) -> None:
     """One block, in slot 0, to its end."""
-    transfer = KVTransfer(transfer_id, kind, Purpose.ADMITTED, (KEY,), device, (0,))
+    positions = (0,) if kind is TransferKind.WRITE else ()
+    transfer = KVTransfer(transfer_id, kind, Purpose.ADMITTED, (KEY,), device, (0,), positions=positions)
     ended = False
     tiers.gate.begin(SchedulerOutput(0, 0.0, (), transfers=(transfer,)), 0.0)
     while not ended:

@@ -33,7 +33,7 @@ from tests.kv_tiers import (
 )
 
 DONE, FAILED, CORRUPT, ABSENT, FULL = MoveOutcome
-STORE, LOAD, WRITE, READ, DELETE = MoveKind
+STORE, LOAD, WRITE, READ, DELETE, TOUCH = MoveKind
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_without_a_disk_its_moves_fail(link: HostLink) -> None:
 
 
 def test_a_move_of_nothing_has_ended(tiers: Tiers) -> None:
-    assert tiers.run(*(move(number, kind, ()) for number, kind in enumerate(MoveKind))) == [()] * 5
+    assert tiers.run(*(move(number, kind, ()) for number, kind in enumerate(MoveKind))) == [()] * 6
 
 
 def test_what_makes_no_sense_is_refused_before_anything_moves(tiers: Tiers, link: HostLink) -> None:

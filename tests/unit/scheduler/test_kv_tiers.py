@@ -101,7 +101,7 @@ def test_a_store_keeps_its_block_though_its_request_left() -> None:
     kv = make_tiered(num_blocks=4)
     request = make_request("r", 8, 9)
     compute(kv, request, 8)
-    blocks = [(h, b, 1) for h, b in zip(request.block_hashes, request.block_ids, strict=True)]
+    blocks = [(h, b, 1, 0) for h, b in zip(request.block_hashes, request.block_ids, strict=True)]
     assert kv.tiers.store(blocks, Purpose.FREES_BLOCKS) == 2
     (store,) = kv.tiers.take_outgoing()
     kv.free(request)
@@ -117,7 +117,7 @@ def test_a_store_that_failed_left_nothing(outcome: BlockOutcome) -> None:
     kv = make_tiered()
     request = make_request("r", 8, 9)
     compute(kv, request, 8)
-    kv.tiers.store([(request.block_hashes[0], request.block_ids[0], 1)], Purpose.BACKGROUND)
+    kv.tiers.store([(request.block_hashes[0], request.block_ids[0], 1, 0)], Purpose.BACKGROUND)
     ended, failed = kv.tiers.end([end_of(t, outcome) for t in kv.tiers.take_outgoing()])
     assert len(ended) == 1 and not failed, "nobody computes upon a store"
     assert not kv.tiers.directory.is_known(request.block_hashes[0])
