@@ -225,8 +225,13 @@ class Beside:
         )
 
     def open(self, config: ProcessConfig) -> OpenTiers | None:
+        """None: there are none, and everything is closed."""
         placed = cast(PlacedWeights, types.SimpleNamespace(host_tier=self.host_tier, link=self.link))
-        return open_kv_tiers_beside(config, self.region, 200, None, self.device, placed)
+        tiers = open_kv_tiers_beside(config, self.region, 200, None, self.device, placed)
+        if tiers is None:
+            self.link.close()
+            self.host_tier.close()
+        return tiers
 
 
 def test_kv_gets_what_streamed_weights_leave(make_config: MakeConfig) -> None:
