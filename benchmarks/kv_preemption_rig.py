@@ -180,7 +180,7 @@ class _Course:
         )  # fmt: skip
         self._spy = SpiedPrices(self._scheduler._prices, rig.clock)
         self._kv = self._scheduler._kv
-        self._kv.tiers.became_full = lambda block_hash, priority: None  # type: ignore[method-assign]  # noqa: ARG005
+        self._kv.tiers.became_full = lambda block_hash, priority, position: None  # type: ignore[method-assign]  # noqa: ARG005
         self._num_groups = 0
         self._num_made: dict[str, int] = {}
         self._stored_s: float | None = None

@@ -27,8 +27,9 @@ def identify_kv(
         OSError: the model's files cannot be read.
     """
     stored = "stored" if engine.dtype == "auto" else engine.dtype
+    path = Path(engine.model_path)
     return KVFingerprint(
-        model=f"{digest_model(Path(engine.model_path))} {_digest(repr(model))}",
+        model=f"{path.name}, files {digest_model(path)}, as read {_digest(repr(model))}",
         weights=stored if engine.quantize is None else f"{engine.quantize} of {stored}",
         dtype=str(dtype).removeprefix("torch."),
         kernels=_kernels(engine, library),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from engine.damage_log import DamageLog
 from engine.kv_bytes import KVBytes
 from offload.kv_offload import KVOffload
 from offload.kv_request import BlockMove, MoveKind, MoveOutcome, MovePurpose
@@ -33,6 +34,7 @@ class KVTierManager:
         self._part_layers = tuple(part_layers)
         self._part_of = {layer: part for part, layer in enumerate(part_layers)}
         self._link_now_s = link_now_s
+        self._damage = DamageLog()
         self._gated_ids: tuple[int, ...] = ()
         """Loads that the step under way is gated on and that had not ended when it began."""
         self._open_ids: set[int] = set()
@@ -118,10 +120,13 @@ class KVTierManager:
 
     def _take_ended(self) -> None:
         self._kv_bytes = None
+        num_damaged = 0
         for result in self._mover.collect():
+            num_damaged += result.outcomes.count(MoveOutcome.CORRUPT)
             self._open_ids.remove(result.transfer_id)
             outcomes = tuple(_OUTCOMES[outcome] for outcome in result.outcomes)
             self._ended.append(TransferResult(result.transfer_id, outcomes))
+        self._damage.add(num_damaged, self._link_now_s())
 
 
 def _kv_bytes(stats: KVOffloadStats) -> KVBytes:
@@ -145,4 +150,5 @@ def _move(transfer: KVTransfer, shift_s: float) -> BlockMove:
         device_blocks=transfer.device_blocks,
         host_slots=transfer.host_slots,
         deadline_s=transfer.deadline_s + shift_s,
+        positions=transfer.positions,
     )

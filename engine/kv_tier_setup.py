@@ -94,7 +94,7 @@ def check_kv_tier_options(config: ProcessConfig) -> None:
         )
     if offload.disk_path is None or config.is_restart:  # then it is opened, or served without
         return
-    path = Path(offload.disk_path)
+    path = _disk_path(offload.disk_path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -139,7 +139,9 @@ def open_kv_tiers(
         return device.open_link(speed.config(cap), {} if cap is None else dict.fromkeys(Direction, cap))
 
     host_tier = device.open_host_tier(offload.host_memory_bytes)
-    return region, _open(config, region, num_slots, library, device, open_link, host_tier)
+    tiers = _open(config, region, num_slots, library, device, open_link, host_tier)
+    _warn_of_few_slots(tiers.config, region.blocks_for(max_tokens), 0)
+    return region, tiers
 
 
 def open_kv_tiers_beside(
@@ -162,14 +164,16 @@ def open_kv_tiers_beside(
     if offload.host_memory_directory_path is not None:  # weights in a file; blocks change all the time
         left = None if offload.host_memory_bytes is None else offload.host_memory_bytes - host_tier.used_bytes
         host_tier = device.open_host_tier(left)
+    weights_bytes, blocks_of_longest = placed.host_tier.used_bytes, region.blocks_for(max_tokens)
     num_slots = slots_beside_weights(
-        offload, region.block_bytes, region.num_blocks, region.blocks_for(max_tokens), placed.host_tier.used_bytes,
-        device.free_bytes(),
-    )  # fmt: skip
+        offload, region.block_bytes, region.num_blocks, blocks_of_longest, weights_bytes, device.free_bytes()
+    )
     if num_slots == 0:
         logger.info("no host memory is left for KV blocks: they are on the device alone; raise --host-memory")
         return None
-    return _open(config, region, num_slots, library, device, lambda: placed.link, host_tier)
+    tiers = _open(config, region, num_slots, library, device, lambda: placed.link, host_tier)
+    _warn_of_few_slots(tiers.config, blocks_of_longest, weights_bytes)
+    return tiers
 
 
 def with_tiers(built: BuiltRunner, tiers: OpenTiers | None) -> BuiltRunner:
@@ -214,7 +218,7 @@ def _open(
         num_load_parts=num_parts,
         disk_hashes=() if disk is None else disk.hashes,
     )
-    _log(tiers, link, disk)
+    _log(tiers, link, disk, config.offload.disk_limit_bytes)
     gate = KVTierManager(mover, first_layers(num_layers, num_parts), link.now_s)
     return OpenTiers(gate, tiers, link, host_tier, bell)
 
@@ -226,7 +230,7 @@ def _open_disk(config: ProcessConfig, region: KVRegion, library: NativeLibrary |
         return None
     identity = identify_kv(config.engine, region.model, region.dtype, region.block_size, library)
     try:
-        return DiskTier(Path(offload.disk_path), identity, region.block_bytes, offload.disk_limit_bytes)
+        return DiskTier(_disk_path(offload.disk_path), identity, region.block_bytes, offload.disk_limit_bytes)
     except OffloadError as error:
         if not config.is_restart:
             raise
@@ -234,7 +238,27 @@ def _open_disk(config: ProcessConfig, region: KVRegion, library: NativeLibrary |
         return None
 
 
-def _log(tiers: TierConfig, link: Link, disk: DiskTier | None) -> None:
+def _warn_of_few_slots(tiers: TierConfig, blocks_of_longest: int, weights_bytes: int) -> None:
+    """What comes from the disk is in host slots before it is on the device.
+
+    Args:
+        weights_bytes: on the host beside the slots.
+    """
+    if tiers.num_disk_blocks and tiers.num_host_slots < blocks_of_longest:
+        logger.warning(
+            "KV on disk: %d of %d blocks of the longest prompt can come from the disk at a time; raise --host-memory "
+            "to %dMiB",
+            tiers.num_host_slots, blocks_of_longest,
+            -(-(weights_bytes + blocks_of_longest * tiers.block_bytes) // 2**20),
+        )  # fmt: skip
+
+
+def _disk_path(text: str) -> Path:
+    """A shell leaves `--disk-path=~/kv` as it is, and so do files and variables."""
+    return Path(text).expanduser()
+
+
+def _log(tiers: TierConfig, link: Link, disk: DiskTier | None, disk_limit_bytes: int) -> None:
     """The start log's account of places for KV blocks."""
     status, block_bytes = link.snapshot(), tiers.block_bytes
     logger.info(
@@ -249,3 +273,13 @@ def _log(tiers: TierConfig, link: Link, disk: DiskTier | None) -> None:
             tiers.num_disk_blocks, tiers.num_disk_blocks * block_bytes / 2**20, disk.directory, num_found,
             num_found * block_bytes / 2**20,
         )  # fmt: skip
+        if (room_bytes := disk.num_blocks * disk.file_bytes) + disk.file_bytes <= disk_limit_bytes:
+            logger.warning(
+                "KV on disk: --disk-size allows %.1f MiB, the disk has room for %.1f MiB of that",
+                disk_limit_bytes / 2**20, room_bytes / 2**20,
+            )  # fmt: skip
+        if disk.num_foreign_bytes:
+            logger.info(
+                "KV on disk: %.1f MiB there are of other models or settings; they count against --disk-size and go "
+                "when room is needed", disk.num_foreign_bytes / 2**20,
+            )  # fmt: skip

@@ -9,7 +9,7 @@ from engine.messages import AbortChoices, AddGroup, Stop
 from engine.parent_watch import ParentWatch
 from engine.runner import Clock
 from engine.sockets import EngineSockets
-from engine.stats import StatsLine
+from engine.stats import DiskRoomLog, StatsLine
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ class EngineLoop:
         self._clock = clock
         self._parent = parent
         self._stats_line = StatsLine()
+        self._disk_room_log = DiskRoomLog()
 
     def run(self) -> None:
         """Work until `Stop` or the end of the parent.
@@ -44,6 +45,7 @@ class EngineLoop:
             self._sockets.send(outputs)
             sent_s = self._clock.now_s() - turned_s
             self._stats_line.observe(outputs.stats, turned_s)
+            self._disk_room_log.observe(outputs.stats.kv_tiers)
             self._core.raise_if_failing()
 
     def _wait_s(self) -> float | None:

@@ -116,6 +116,34 @@ class StatsLine:
         self._last_prompt_tokens = stats.prompt_tokens_computed
 
 
+class DiskRoomLog:
+    """Warns once of each change of what the disk may hold: a smaller cache is slower, and nothing else says why."""
+
+    def __init__(self) -> None:
+        self._last: KVTierStats | None = None
+
+    def observe(self, tiers: KVTierStats | None) -> None:
+        """Note a step; None: there are no tiers."""
+        last, self._last = self._last, tiers
+        if last is None or tiers is None:
+            return
+        before, now = last.num_disk_blocks, tiers.num_disk_blocks
+        mib = now * tiers.block_bytes / 2**20
+        if last.is_disk_writable and not tiers.is_disk_writable:
+            logger.warning(
+                "the disk was full again after KV blocks were deleted: it is read only until the server starts again, "
+                "with %d blocks (room for %d, %.1f MiB); free space there, or lower --disk-size",
+                tiers.num_disk_used, now, mib,
+            )  # fmt: skip
+        elif now < before:
+            logger.warning(
+                "the disk is full: room for %d KV blocks there, %.1f MiB, instead of %d; more is tried later", now, mib,
+                before,
+            )  # fmt: skip
+        elif now > before:
+            logger.warning("the disk may hold more again: %d KV blocks, %.1f MiB, instead of %d", now, mib, before)
+
+
 def _tier_text(tiers: KVTierStats) -> str:
     """How full each tier is, and what is wrong with it."""
     host = f" + host {tiers.num_host_used}/{tiers.num_host_slots}{'' if tiers.is_host_on else ' (off)'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -23,18 +22,18 @@ class BlockFiles:
             os.close(descriptor)
 
     def read(self, path: Path, header: bytearray, block: memoryview) -> bool:
-        """Fill both; whether the file has exactly as many bytes. Notes that it was used, where that is allowed."""
+        """Fill both; whether the file has exactly as many bytes."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size != len(header) + len(block):
                 return False
-            if not _read_all(descriptor, [memoryview(header), block]):
-                return False
-            with contextlib.suppress(OSError):
-                os.utime(descriptor)
-            return True
+            return _read_all(descriptor, [memoryview(header), block])
         finally:
             os.close(descriptor)
+
+    def mark_used(self, path: Path, used_s: float) -> None:
+        """Note on a file when it was used; seconds of the wall clock."""
+        os.utime(path, (used_s, used_s))
 
     def forget(self, path: Path) -> None:
         """Have the next read come from the disk, where the system lets one ask for that."""

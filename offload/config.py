@@ -50,7 +50,8 @@ class OffloadConfig:
     disk_path: str | None = dataclasses.field(
         default=None,
         metadata={
-            "help": "Keep KV blocks in files below this directory too; a server that starts again finds them.",
+            "help": "Keep KV blocks in files below this directory too; a server that starts again finds them. "
+            "They come back through --host-memory: no more of a prompt at a time than it holds.",
             "option": "disk-path",
         },
     )

@@ -22,7 +22,7 @@ class FoundBlock:
     """A file whose name and size are those of a block."""
 
     used_s: float
-    """When it was written or read last."""
+    """When it was written or used last, by its position in its prefix earlier (see `POSITION_S`)."""
     block_hash: bytes
     path: Path
 

@@ -21,6 +21,9 @@ FOLDER = "headrace-kv"
 """Below `--disk-path`."""
 MANIFEST = "manifest.json"
 _PROBE = "probe"
+POSITION_S = 1.0
+"""A block looks so much longer unused than the one before it in its prefix. Without its head a tail is of no use, so it
+must go first, although it is written later: by less than this a block."""
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -32,7 +35,7 @@ class DiskTier:
     """`<path>/headrace-kv/<fingerprint>/<2 digits>/<hash>.kv`.
 
     Who asks decides what is kept: nothing is evicted here while the server runs, but what other fingerprints left goes
-    when the room is needed. `read` is for one thread, `write` and `delete` for one other.
+    when the room is needed. `read` is for one thread, `write`, `touch` and `delete` for one other.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class DiskTier:
         limit_bytes: int,
         files: BlockFiles | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Lock the directory, see what it holds, and try it with one block.
 
         Args:
             limit_bytes: of all blocks below `path` together (`--disk-size`).
+            wall_clock: for the times of files, which outlive the server.
 
         Raises:
             DiskTierError: it is in use, cannot be written, or has no room for one block.
@@ -55,6 +60,7 @@ class DiskTier:
         self._format = KVFileFormat(fingerprint.digest, block_bytes)
         self._files = files or BlockFiles()
         self._clock = clock
+        self._wall_clock = wall_clock
         self.directory = path / FOLDER / fingerprint.digest
         self.reads = IoSpeed()
         self.writes = IoSpeed()
@@ -77,12 +83,27 @@ class DiskTier:
         return self._num_blocks
 
     @property
+    def file_bytes(self) -> int:
+        """What one block takes of the disk."""
+        return self._format.disk_bytes
+
+    @property
+    def num_foreign_bytes(self) -> int:
+        """Of blocks that other fingerprints left: they go when room is needed."""
+        return self._foreign.num_bytes
+
+    @property
     def hashes(self) -> tuple[bytes, ...]:
         """Of the blocks that were there at the start, the longest unused first."""
         return self._recovered
 
     def write(
-        self, block_hash: bytes, block: memoryview, block_checksum: int, claim: Callable[[], bool] = lambda: True
+        self,
+        block_hash: bytes,
+        block: memoryview,
+        block_checksum: int,
+        claim: Callable[[], bool] = lambda: True,
+        position: int = 0,
     ) -> MoveOutcome:
         """Make or replace the file of a block, of bytes that nobody changes meanwhile.
 
@@ -90,6 +111,7 @@ class DiskTier:
 
         Args:
             claim: asked when it is there; False: it is not wanted any more and is removed again.
+            position: in its prefix; what is behind looks older.
         """
         if block_hash not in self._held and len(self._held) >= self._num_blocks:
             return MoveOutcome.FULL
@@ -98,13 +120,18 @@ class DiskTier:
         self._make_room()
         started_s = self._clock()
         try:
-            self._write_file(path, header, block)
+            self._write_file(path, header, block, position)
         except OSError as error:
-            if error.errno not in _NO_SPACE:
-                return MoveOutcome.FAILED
-            return self._write_once_more(path, block_hash, header, block, claim)
+            if error.errno not in _NO_SPACE or not self._foreign.make_room(self._format.disk_bytes):
+                return _failure(error)
+            return self._write_once_more(path, block_hash, header, block, claim, position)
         self.writes.add(self._format.file_bytes, self._clock() - started_s)
         return self._keep(block_hash, claim)
+
+    def touch(self, block_hash: bytes, position: int) -> None:
+        """The block was used: the next server is to keep it longer. That fails in silence, as where there is none."""
+        with contextlib.suppress(OSError):
+            self._mark_used(block_path(self.directory, block_hash), position)
 
     def read(self, block_hash: bytes, into: memoryview) -> tuple[MoveOutcome, int]:
         """Fill `into` with a block; how that ended, and its checksum. Unless it is DONE, `into` is undefined."""
@@ -249,7 +276,10 @@ class DiskTier:
         if used > self._limit_bytes and self._foreign.num_bytes:
             self._foreign.make_room(used - self._limit_bytes)
 
-    def _write_file(self, path: Path, header: bytes, block: memoryview) -> None:
+    def _mark_used(self, path: Path, position: int) -> None:
+        self._files.mark_used(path, self._wall_clock() - position * POSITION_S)
+
+    def _write_file(self, path: Path, header: bytes, block: memoryview, position: int) -> None:
         temporary = path.with_suffix(TEMPORARY_SUFFIX)
         try:
             try:
@@ -257,6 +287,8 @@ class DiskTier:
             except FileNotFoundError:
                 self._files.make_directory(path.parent)
                 self._files.write(temporary, header, block)
+            with contextlib.suppress(OSError):  # the block is there all the same
+                self._mark_used(temporary, position)
             self._files.rename(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -264,15 +296,13 @@ class DiskTier:
             raise
 
     def _write_once_more(
-        self, path: Path, block_hash: bytes, header: bytes, block: memoryview, claim: Callable[[], bool]
+        self, path: Path, block_hash: bytes, header: bytes, block: memoryview, claim: Callable[[], bool], position: int
     ) -> MoveOutcome:
-        """The disk is full: foreign blocks may make room."""
-        if not self._foreign.make_room(self._format.disk_bytes):
-            return MoveOutcome.FULL
+        """The disk was full, and foreign blocks have made room."""
         try:
-            self._write_file(path, header, block)
+            self._write_file(path, header, block, position)
         except OSError as error:
-            return MoveOutcome.FULL if error.errno in _NO_SPACE else MoveOutcome.FAILED
+            return _failure(error)
         return self._keep(block_hash, claim)
 
     def _keep(self, block_hash: bytes, claim: Callable[[], bool]) -> MoveOutcome:
@@ -281,6 +311,11 @@ class DiskTier:
             return MoveOutcome.DONE
         self.delete(block_hash)
         return MoveOutcome.FAILED
+
+
+def _failure(error: OSError) -> MoveOutcome:
+    """Of a write."""
+    return MoveOutcome.FULL if error.errno in _NO_SPACE else MoveOutcome.FAILED
 
 
 def _require_size(limit_bytes: int, form: KVFileFormat) -> None:

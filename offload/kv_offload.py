@@ -20,6 +20,7 @@ from offload.load_parts import part_ranges
 from offload.transfer import Direction, StreamEvent, TransferClass
 
 PRODUCTION_CHECK_SHARE = 1 / 16
+_NO_BYTES = frozenset({MoveKind.DELETE, MoveKind.TOUCH})
 
 
 class KVOffload:
@@ -131,7 +132,7 @@ class KVOffload:
         return KVOffloadStats(
             block_bytes=self._pool.block_bytes,
             num_blocks=counts,
-            num_bytes={kind: done[kind] * self._pool.block_bytes for kind in MoveKind if kind is not MoveKind.DELETE},
+            num_bytes={kind: done[kind] * self._pool.block_bytes for kind in MoveKind if kind not in _NO_BYTES},
             busy_s={
                 MoveKind.STORE: d2h[TransferClass.KV_STORE].busy_s + d2h[TransferClass.BACKGROUND].busy_s,
                 MoveKind.LOAD: h2d[TransferClass.KV_LOAD].busy_s,

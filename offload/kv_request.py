@@ -15,6 +15,7 @@ class MoveKind(StrEnum):
     WRITE = "write"  # host slot to a file
     READ = "read"  # a file to host slot
     DELETE = "delete"  # a file is removed
+    TOUCH = "touch"  # a file was used
 
 
 class MovePurpose(StrEnum):
@@ -47,17 +48,21 @@ class BlockMove:
     device_blocks: tuple[int, ...] = ()
     """One each, of STORE and LOAD; of the others empty."""
     host_slots: tuple[int, ...] = ()
-    """One each; of DELETE empty."""
+    """One each; of DELETE and TOUCH empty."""
     deadline_s: float = math.inf
     """When the last byte is wanted, on the clock of the link."""
+    positions: tuple[int, ...] = ()
+    """One each, of WRITE and TOUCH: how many blocks of its prefix come before it; of the others empty."""
 
     def __post_init__(self) -> None:
         num_blocks = len(self.block_hashes)
         wants_device = self.kind in (MoveKind.STORE, MoveKind.LOAD)
-        wants_host = self.kind is not MoveKind.DELETE
+        wants_host = self.kind not in (MoveKind.DELETE, MoveKind.TOUCH)
+        wants_positions = self.kind in (MoveKind.WRITE, MoveKind.TOUCH)
         for name, places, is_wanted in (
             ("device blocks", self.device_blocks, wants_device),
             ("host slots", self.host_slots, wants_host),
+            ("positions", self.positions, wants_positions),
         ):
             if len(places) != (num_blocks if is_wanted else 0):
                 raise ValueError(f"a {self.kind} of {num_blocks} blocks names {len(places)} {name}")

@@ -73,7 +73,8 @@ class DiskFetch:
         if not num_fetched or not self._prices.worth_reading(num_found, num_found + num_fetched):
             return False
         tiers.directory.touch(hashes[:num_found], request.spec.retention)
-        wanted = [h for h in hashes[num_found : num_found + num_fetched] if self._is_to_come(h)]
+        fetched = range(num_found, num_found + num_fetched)
+        wanted = [(hashes[index], index) for index in fetched if self._is_to_come(hashes[index])]
         transfer_ids = tiers.read(wanted, request.spec.retention)
         if not transfer_ids:
             return False

@@ -44,6 +44,8 @@ class HostBlock:
 
     slot: int
     priority: int
+    position: int
+    """How many blocks of its prefix come before it."""
     state: HostState = HostState.FREE
     num_uses: int = 0
     """Since it came."""
@@ -120,10 +122,10 @@ class HostDirectory:
             self._free_slot(victim, block)
         return victim
 
-    def reserve(self, block_hash: BlockHash, priority: int, state: HostState, is_on_disk: bool) -> int:
+    def reserve(self, block_hash: BlockHash, priority: int, position: int, state: HostState, is_on_disk: bool) -> int:
         """Give a block a free slot, into which it is copied from the device (STORING) or from disk (RESERVED)."""
         assert block_hash not in self._blocks
-        block = HostBlock(self._free.pop(), priority, is_on_disk=is_on_disk)
+        block = HostBlock(self._free.pop(), priority, position, is_on_disk=is_on_disk)
         _move(block, state)
         self._blocks[block_hash] = block
         return block.slot

@@ -150,7 +150,7 @@ class KVCacheManager:
             return
         for index in range(request.num_registered_blocks, min(num_full, len(request.block_hashes))):
             if self.pool.register(request.block_ids[index], request.block_hashes[index]) and self.tiers.is_on:
-                self.tiers.became_full(request.block_hashes[index], self.retention(request, index))
+                self.tiers.became_full(request.block_hashes[index], self.retention(request, index), index)
             request.num_registered_blocks += 1
 
     def retention(self, request: Request, index: int) -> int:
@@ -168,6 +168,7 @@ class KVCacheManager:
         num_prompt_blocks = min(len(hashes), request.num_prompt_tokens // self.block_size)
         self.tiers.directory.touch(hashes[num_prompt_blocks:], OUTPUT_PRIORITY)
         self.tiers.directory.touch(hashes[:num_prompt_blocks], request.spec.retention)
+        self.tiers.given_back(hashes)
 
     def detach(self, request: Request) -> list[int]:
         """Empty the table and hand its references to the caller, who gives them to `release` later."""

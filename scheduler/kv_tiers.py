@@ -106,10 +106,11 @@ class KVTiers:
 
     # Asking for copies.
 
-    def became_full(self, block_hash: BlockHash, priority: int) -> None:
-        """A block was registered on the device: save it when there is time."""
+    def became_full(self, block_hash: BlockHash, priority: int, position: int) -> None:
+        """A block was registered on the device, of which there are `position` before it in its prefix: save it when
+        there is time."""
         if self.is_on and not self.directory.is_known(block_hash):
-            self._write_behind.add(block_hash, priority)
+            self._write_behind.add(block_hash, priority, position)
             self._is_settled = False
 
     def used(self, block_hashes: Sequence[BlockHash], priority: int) -> None:
@@ -118,6 +119,17 @@ class KVTiers:
             self.directory.touch(block_hashes, priority)
             for block_hash in block_hashes:
                 self._write_behind.used(block_hash)
+
+    def given_back(self, block_hashes: Sequence[BlockHash]) -> None:
+        """A request used this prefix until now: files of it on the disk are to look used, for the next server."""
+        directory = self.directory
+        if not directory.is_disk_on:
+            return
+        found = [(each, position) for position, each in enumerate(block_hashes) if directory.is_ready_on_disk(each)]
+        if found:
+            hashes, positions = zip(*found, strict=True)
+            self._issue(TransferKind.TOUCH, Purpose.BACKGROUND, hashes, positions=positions)
+            self._is_settled = False
 
     def load(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int], deadline_s: float) -> int:
         """Fill device blocks from the host; the transfer's id. All of them can be loaded now."""
@@ -134,16 +146,16 @@ class KVTiers:
         self.use.num_loads += 1
         return transfer.transfer_id
 
-    def store(self, blocks: Sequence[tuple[BlockHash, int, int]], purpose: Purpose) -> int:
+    def store(self, blocks: Sequence[tuple[BlockHash, int, int, int]], purpose: Purpose) -> int:
         """Copy device blocks to the host, the first ones first; how many of them.
 
         Args:
-            blocks: hash, block id and priority of each. Those that the host knows are passed over; where it has no
-                place, the rest is left.
+            blocks: hash, block id, priority and position of each. Those that the host knows are passed over; where it
+                has no place, the rest is left.
         """
         stored: list[tuple[BlockHash, int, int]] = []
-        for block_hash, block_id, priority in blocks:
-            slot = self.directory.begin_store(block_hash, priority)
+        for block_hash, block_id, priority, position in blocks:
+            slot = self.directory.begin_store(block_hash, priority, position)
             if slot is not None:
                 self._write_behind.drop(block_hash)
                 stored.append((block_hash, block_id, slot))
@@ -156,13 +168,17 @@ class KVTiers:
             self._issue(TransferKind.STORE, purpose, hashes, slots, block_ids=block_ids)
         return len(stored)
 
-    def read(self, block_hashes: Sequence[BlockHash], priority: int) -> set[int]:
-        """Bring these from the disk to the host, as far as there is room; the transfers that do."""
-        ids = {self._reads[block_hash] for block_hash in block_hashes if block_hash in self._reads}
+    def read(self, blocks: Sequence[tuple[BlockHash, int]], priority: int) -> set[int]:
+        """Bring these from the disk to the host, as far as there is room; the transfers that do.
+
+        Args:
+            blocks: hash and position of each.
+        """
+        ids = {self._reads[block_hash] for block_hash, _ in blocks if block_hash in self._reads}
         begun: list[tuple[BlockHash, int]] = []
-        for block_hash in block_hashes:
+        for block_hash, position in blocks:
             if self.directory.presence(block_hash) is Presence.DISK:
-                slot = self.directory.begin_read(block_hash, priority)
+                slot = self.directory.begin_read(block_hash, priority, position)
                 if slot is None:
                     break
                 begun.append((block_hash, slot))
@@ -190,7 +206,8 @@ class KVTiers:
             if not writes:
                 break
             hashes, slots = zip(*writes, strict=True)
-            self._issue(TransferKind.WRITE, Purpose.BACKGROUND, hashes, slots)
+            positions = [self.directory.position(block_hash) for block_hash in hashes]
+            self._issue(TransferKind.WRITE, Purpose.BACKGROUND, hashes, slots, positions=positions)
         if deletions := self.directory.take_deletions():
             self._issue(TransferKind.DELETE, Purpose.BACKGROUND, deletions)
         self._is_settled = bears_stores and len(self._outgoing) == num_before
@@ -271,10 +288,12 @@ class KVTiers:
         *,
         block_ids: Sequence[int] = (),
         deadline_s: float = NEVER_S,
+        positions: Sequence[int] = (),
     ) -> KVTransfer:
         transfer = KVTransfer(
-            self._next_id, kind, purpose, tuple(block_hashes), tuple(block_ids), tuple(host_slots), deadline_s
-        )
+            self._next_id, kind, purpose, tuple(block_hashes), tuple(block_ids), tuple(host_slots), deadline_s,
+            tuple(positions),
+        )  # fmt: skip
         self._next_id += 1
         self._under_way[transfer.transfer_id] = transfer
         self._outgoing.append(transfer)
@@ -288,12 +307,12 @@ class KVTiers:
         if not self.directory.can_store:
             return
         most = min(MAX_STORED_BLOCKS, self.quote.num_stored_in(STORE_S))
-        blocks: list[tuple[BlockHash, int, int]] = []
+        blocks: list[tuple[BlockHash, int, int, int]] = []
         while len(blocks) < most and (waiting := self._write_behind.pop()) is not None:
-            block_hash, priority = waiting
+            block_hash, priority, position = waiting
             block_id = self._pool.lookup(block_hash)
             if block_id is not None and not self.directory.is_known(block_hash):
-                blocks.append((block_hash, block_id, priority))
+                blocks.append((block_hash, block_id, priority, position))
         if blocks:
             self.store(blocks, Purpose.BACKGROUND)
 
@@ -305,6 +324,8 @@ class KVTiers:
 
     def _end_one(self, transfer: KVTransfer, outcomes: Sequence[BlockOutcome]) -> bool:
         """Whether it is a load of which a block did not arrive."""
+        if transfer.kind is TransferKind.TOUCH:
+            return False  # it held nothing
         directory = self.directory
         if transfer.purpose is Purpose.BACKGROUND and transfer.kind in self._num_background:
             self._num_background[transfer.kind] -= 1

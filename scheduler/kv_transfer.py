@@ -30,6 +30,7 @@ class TransferKind(enum.Enum):
     WRITE = "write"  # host slot to disk
     READ = "read"  # disk to host slot
     DELETE = "delete"  # a block on disk is forgotten
+    TOUCH = "touch"  # a block on disk was used again
 
 
 class Purpose(enum.Enum):
@@ -62,9 +63,11 @@ class KVTransfer:
     device_blocks: tuple[int, ...] = ()
     """One each, of STORE and LOAD; of the others empty."""
     host_slots: tuple[int, ...] = ()
-    """One each; of DELETE empty."""
+    """One each; of DELETE and TOUCH empty."""
     deadline_s: float = NEVER_S
     """When the last byte is wanted, on the clock of `now_s`."""
+    positions: tuple[int, ...] = ()
+    """One each, of WRITE and TOUCH: how many blocks of its prefix come before it; of the others empty."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

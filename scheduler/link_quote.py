@@ -5,6 +5,8 @@ Source: the quote of the design, a pure function of the snapshot; bandwidth is w
 
 from __future__ import annotations
 
+import math
+
 from scheduler.link import LinkDirection, LinkSnapshot
 
 
@@ -54,8 +56,10 @@ class LinkQuote:
         self._reserved_store_bytes += num_blocks * self._block_bytes
 
     def _seconds(self, num_bytes: int, direction: LinkDirection) -> float:
+        if direction.p50_bytes_per_s <= 0.0:
+            return 0.0
         bytes_per_s = self._kv_bytes_per_s(direction)
-        return num_bytes / bytes_per_s if bytes_per_s > 0.0 else 0.0
+        return num_bytes / bytes_per_s if bytes_per_s > 0.0 else math.inf
 
     def _kv_bytes_per_s(self, direction: LinkDirection) -> float:
         """What is left to KV: on the way to the device its share, while weights take theirs in every step."""

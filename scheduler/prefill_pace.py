@@ -21,7 +21,13 @@ class PrefillPace:
     @property
     def s_per_token(self) -> float | None:
         """Seconds of steps per token of a prompt, decodes beside it included; None: nothing is known."""
-        return self._seconds / self._tokens if self._tokens >= 1.0 else self._prior_s_per_token
+        seen_s = self.seen_s_per_token
+        return self._prior_s_per_token if seen_s is None else seen_s
+
+    @property
+    def seen_s_per_token(self) -> float | None:
+        """The same, of what was seen alone; None: nothing was."""
+        return self._seconds / self._tokens if self._tokens >= 1.0 else None
 
     def observe(self, duration_s: float, num_prefill_tokens: int) -> None:
         """A step took so long, and prompts were left over that could have been computed."""

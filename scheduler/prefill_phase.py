@@ -135,14 +135,15 @@ class PrefillPhase:
         for request in sorted(plan.loading, key=place_of):
             if request.status is not RequestStatus.RUNNING or request.num_scheduled_tokens:
                 continue  # it yielded, or a step in flight waits for its load: how that ends is not known yet
-            num_tokens = budget.fit(request, request.num_tokens_to_compute, plan.num_tokens_left)
-            if num_tokens and self._may_join(request, num_tokens, plan, budget):
+            wait_s = self._tiers.wait_s(request.load_ids)
+            first_s = wait_s / self._tiers.num_load_parts  # for the first part of the layers nothing can be computed
+            num_tokens = budget.fit(request, request.num_tokens_to_compute, plan.num_tokens_left, first_s)
+            if num_tokens and self._may_join(request, num_tokens, wait_s, plan, budget):
                 self._starter.compute(request, num_tokens, plan, budget)
             else:
                 plan.explain("loading")
 
-    def _may_join(self, request: Request, num_tokens: int, plan: StepPlan, budget: StepBudget) -> bool:
-        wait_s = self._tiers.wait_s(request.load_ids)
+    def _may_join(self, request: Request, num_tokens: int, wait_s: float, plan: StepPlan, budget: StepBudget) -> bool:
         num_parts = self._tiers.num_load_parts
         if plan.num_tokens == 0 and wait_s <= self._config.max_step_s:
             budget.wait_for(request, num_tokens, wait_s, num_parts)

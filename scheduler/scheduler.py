@@ -26,7 +26,7 @@ from scheduler.decode_phase import DecodePhase
 from scheduler.disk_fetch import DiskFetch
 from scheduler.groups import Group, GroupTable, check_group
 from scheduler.kv_cache_manager import KVCacheManager
-from scheduler.kv_transfer import NO_TIERS, TierConfig, TransferResult
+from scheduler.kv_transfer import NO_TIERS, TierConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK, LinkSnapshot
 from scheduler.memory_demand import memory_demand
@@ -42,12 +42,14 @@ from scheduler.slo import SLOClasses
 from scheduler.start_needs import StartPlanner
 from scheduler.starter import Starter
 from scheduler.stats import SchedulerCounters, SchedulerStats
+from scheduler.step_account import StepAccount
 from scheduler.step_budget import BudgetLimits, StepBudget
 from scheduler.step_plan import StepPlan
 from scheduler.step_timing import StepTiming
-from scheduler.steps_in_flight import InFlightStep, StepEntry, StepsInFlight
+from scheduler.steps_in_flight import StepEntry, StepsInFlight
 from scheduler.swap_out import SwapOut
 from scheduler.tier_stats import tier_stats
+from scheduler.transfer_intake import TransferIntake
 from scheduler.waiting_queue import WaitingQueue
 from scheduler.yielding import Yielding
 
@@ -125,6 +127,8 @@ class Scheduler:
             self._counters,
             self._watermark_blocks,
         )
+        self._transfers = TransferIntake(self._kv.tiers, self._fetch, self._queue, self._running, self._yielding)
+        self._steps_done = StepAccount(self._queue, self._admission, self._pace, self._shares)
         self._decodes = DecodePhase(
             config, self._policy, self._running, self._kv, self._steps, preemption, self._yielding.preempt
         )
@@ -224,7 +228,8 @@ class Scheduler:
         if self._decode_load is not None:
             self._decode_load.wanted_s = self._admission.wanted_tpot_s(now_s)
         self._kv.tiers.observe(link, now_s)
-        self._prices.observe(link, self._pace.s_per_token)
+        # Who restarts competes with what waits; where nothing does, the machine is its own.
+        self._prices.observe(link, self._pace.seen_s_per_token if self._queue.num_requests else None)
         self._expire(plan)
         self._refuse_closed(plan)
         self._fetch.run(now_s)
@@ -257,9 +262,9 @@ class Scheduler:
         Raises:
             ValueError: it is another step, or the results do not fit what was scheduled; nothing changed.
         """
-        self._kv.tiers.require(result.transfers)
+        self._transfers.require(result.transfers)
         step, results = self._steps.pop(output, result)
-        self._take_in_transfers(result.transfers)
+        self._transfers.take_in(result.transfers)
         finished = []
         for entry, one in zip(step.entries, results, strict=True):
             reason = self._take_in(entry, one, now_s)
@@ -268,7 +273,7 @@ class Scheduler:
         self._kv.release(step.held_block_ids)
         duration_s = now_s - output.now_s
         self._timing.end(step.prediction, result, duration_s)
-        self._account(step, output.num_tokens, duration_s)
+        self._steps_done.add(step, output.num_tokens, duration_s)
         return tuple(finished)
 
     def has_work(self) -> bool:
@@ -348,23 +353,6 @@ class Scheduler:
 
     # The parts of `update`.
 
-    def _take_in_transfers(self, results: Sequence[TransferResult]) -> None:
-        """Copies have ended. Whoever computes upon one that failed starts again from what is left."""
-        if not results:
-            return
-        ended, failed_loads = self._kv.tiers.end(results)
-        self._fetch.ended(ended)
-        for request in tuple(self._running):
-            if not request.load_ids:
-                continue
-            if not failed_loads.isdisjoint(request.load_ids):
-                request.num_failed_loads += 1
-                self._yielding.restart(request)
-                continue
-            request.load_ids -= ended
-            if not request.load_ids and request.num_computed_tokens >= request.num_prompt_tokens:
-                self._queue.unpark(request.request_id)
-
     def _take_in(self, entry: StepEntry, result: RequestResult, now_s: float) -> FinishReason | None:
         """Commit one request's part; why it is finished, or None."""
         request = entry.request
@@ -400,23 +388,6 @@ class Scheduler:
 
     def _charge(self, request: Request, num_prompt_tokens: int, num_output_tokens: int) -> None:
         self._queue.charge(request.slo_class.name, request.spec.tenant, num_prompt_tokens, num_output_tokens)
-
-    def _account(self, step: InFlightStep, num_tokens: int, duration_s: float) -> None:
-        """What the step tells of the machine's pace, and of who got its time."""
-        self._admission.observe_step(num_tokens, duration_s)
-        if step.has_backlog:
-            self._pace.observe(duration_s, sum(e.num_tokens for e in step.entries if e.num_tokens > 1 or not e.samples))
-        if self._shares is None:
-            return
-        tokens_by_class: dict[str, int] = {}
-        backlogged = {name for name, count in self._queue.num_requests_by_class.items() if count}
-        backlogged |= step.unfinished_classes
-        for entry in step.entries:
-            name = entry.request.slo_class.name
-            tokens_by_class[name] = tokens_by_class.get(name, 0) + entry.num_tokens
-            if not entry.samples and entry.request.status is RequestStatus.RUNNING:
-                backlogged.add(name)  # by a prompt that is computed in part
-        self._shares.observe(duration_s, tokens_by_class, backlogged)
 
     def _finish(self, request: Request, reason: FinishReason) -> FinishedRequest:
         """The one way out: gives everything back, at once or when the step in flight is done."""

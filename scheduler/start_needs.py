@@ -68,6 +68,8 @@ class StartPlanner:
         is_pinned = request.num_preemptions >= self._max_preemptions
         num_slots = request.spec.num_kv_tokens if is_pinned else request.num_tokens
         found = self._kv.get_computed_blocks(request)
+        if not found:
+            return StartNeeds(None, (), num_slots, self._kv.num_blocks_to_take(request, num_slots))
         computed_blocks = self._prices.worth_loading(found)
         if others_leave:
             limit = self._kv.pool.limit

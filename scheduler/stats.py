@@ -28,7 +28,7 @@ class TierStats:
     num_host_slots: int = 0
     num_host_used: int = 0
     num_disk_blocks: int = 0
-    """How many the disk may hold."""
+    """How many the disk may hold: fewer than were asked for where it was found full; 0: there is no disk."""
     num_disk_used: int = 0
     is_host_on: bool = False
     """False: there is none, or its failures turned it off for a while."""
@@ -50,7 +50,8 @@ class TierStats:
     num_failed_loads: int = 0
     """Loads of which a block did not arrive: what was left was computed."""
     num_transfers: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-    """Blocks, by kind of their transfer ("store", "load", "write", "read", "delete") and by outcome."""
+    """Blocks, by kind of their transfer ("store", "load", "write", "read", "delete",
+    "touch") and by outcome."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -92,12 +92,13 @@ class StepBudget:
         self._explain("decode_skipped")
         return frozenset(decodes).difference(kept)
 
-    def fit(self, request: Request, num_tokens: int, num_tokens_left: int) -> int:
+    def fit(self, request: Request, num_tokens: int, num_tokens_left: int, stall_s: float = 0.0) -> int:
         """How many tokens of a request's prefill this step takes; 0: none.
 
         Args:
             num_tokens: all that it has to compute, behind what is computed or found in the prefix cache.
             num_tokens_left: of the step.
+            stall_s: that the step waits at least, if it takes any.
         """
         most = min(num_tokens, num_tokens_left)
         if self._model is None or most < 1:
@@ -106,11 +107,12 @@ class StepBudget:
         if self._has_long_prompt and self._is_long(request) and self._features.num_decodes:
             self._explain("long_prompt")
             return 0
-        limit_s = self._limit(self._model) - self.stall_s
+        stall_s = max(self.stall_s, stall_s)
+        limit_s = self._limit(self._model) - stall_s
         position = min(request.num_known_tokens, request.spec.num_kv_tokens) - num_tokens
         chunk = self._chunk(request, position, num_tokens, most, limit_s)
         least = min(most, self._tile.tokens)
-        slack_s = self._slack_s - self.stall_s
+        slack_s = self._slack_s - stall_s
         if chunk < least and limit_s < slack_s and not self._has_prefill:
             # The largest budget keeps arrivals from waiting for a step; it keeps no prompt from being computed.
             tile = self._chunk(request, position, num_tokens, least, slack_s)

@@ -25,7 +25,8 @@ class _Unsaved:
     num_full: int
     num_kept: int
     """Leading blocks before the first of them."""
-    blocks: list[tuple[BlockHash, int, int]]
+    blocks: list[tuple[BlockHash, int, int, int]]
+    """As `KVTiers.store` takes them."""
 
 
 class SwapOut:
@@ -75,13 +76,11 @@ class SwapOut:
     def _unsaved(self, victim: Request) -> _Unsaved:
         kv, directory = self._kv, self._kv.tiers.directory
         num_full = min(victim.num_computed_tokens // kv.block_size, len(victim.block_hashes))
-        if victim.load_ids:  # what it was to compute upon came from the host, and is there still
-            num_full = 0
         blocks = []
         num_kept = num_full
         for index in range(num_full):
             block_hash, block_id = victim.block_hashes[index], victim.block_ids[index]
             if kv.pool.num_references(block_id) == 1 and not directory.is_known(block_hash):
                 num_kept = min(num_kept, index)
-                blocks.append((block_hash, block_id, kv.retention(victim, index)))
+                blocks.append((block_hash, block_id, kv.retention(victim, index), index))
         return _Unsaved(num_full, num_kept, blocks)

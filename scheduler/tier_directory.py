@@ -108,7 +108,7 @@ class TierDirectory:
 
     @property
     def is_disk_writable(self) -> bool:
-        """Whether blocks are written to disk: not without one, and not once it was full twice."""
+        """Whether blocks are written to disk: not without one, and not once it was full twice in a row."""
         return self._disk.room.is_writable
 
     def observe(self, now_s: float) -> None:
@@ -145,6 +145,19 @@ class TierDirectory:
         self._require_loadable(block_hash)
         return self._host.block(block_hash).slot
 
+    def position(self, block_hash: BlockHash) -> int:
+        """How many blocks of its prefix come before one that has a slot.
+
+        Raises:
+            ValueError: it has none.
+        """
+        return self._host.block(block_hash).position
+
+    def is_ready_on_disk(self, block_hash: BlockHash) -> bool:
+        """Whether there is a file of it that nothing is being done with."""
+        entry = self._disk.get(block_hash)
+        return entry is not None and entry.state is DiskState.READY
+
     def touch(self, block_hashes: Sequence[BlockHash], priority: int) -> None:
         """They were used, as one prefix: its last block goes first. Unknown ones are passed over.
 
@@ -161,9 +174,9 @@ class TierDirectory:
                 self._host.touch(block, block_hash, priority)
                 self._enqueue(block_hash)
 
-    def begin_store(self, block_hash: BlockHash, priority: int) -> int | None:
-        """A slot into which the block is copied from the device. None: it is known already, the tier is off, or every
-        slot is in use.
+    def begin_store(self, block_hash: BlockHash, priority: int, position: int = 0) -> int | None:
+        """A slot into which the block is copied from the device, the one at `position` of its prefix. None: it is known
+        already, the tier is off, or every slot is in use.
 
         Raises:
             ValueError: there is no such priority.
@@ -172,7 +185,7 @@ class TierDirectory:
         if self._host.get(block_hash) is not None or not self._host_breaker.may_begin or not self._make_slot():
             return None
         self._host_breaker.begin(TransferKind.STORE, block_hash)
-        return self._host.reserve(block_hash, priority, HostState.STORING, self._has_disk_copy(block_hash))
+        return self._host.reserve(block_hash, priority, position, HostState.STORING, self._has_disk_copy(block_hash))
 
     def end_store(self, block_hash: BlockHash, outcome: BlockOutcome) -> None:
         """The store ended; anything but DONE drops the entry."""
@@ -203,7 +216,7 @@ class TierDirectory:
             self._lose(block_hash)
         self._host.release(block_hash, is_write=False)
 
-    def begin_read(self, block_hash: BlockHash, priority: int) -> int | None:
+    def begin_read(self, block_hash: BlockHash, priority: int, position: int = 0) -> int | None:
         """A slot into which the block is read from disk. None: it cannot be read now, or every slot is in use.
 
         The slot may come from a block that nobody holds: begin the loads of a prefix before the reads of its rest.
@@ -217,7 +230,7 @@ class TierDirectory:
         self._disk_breaker.begin(TransferKind.READ, block_hash)
         entry = self._disk.begin_read(block_hash)
         entry.priority = max(entry.priority, priority)
-        return self._host.reserve(block_hash, entry.priority, HostState.RESERVED, is_on_disk=True)
+        return self._host.reserve(block_hash, entry.priority, position, HostState.RESERVED, is_on_disk=True)
 
     def end_read(self, block_hash: BlockHash, outcome: BlockOutcome) -> None:
         """The read ended. DONE: the block is in both tiers. CORRUPT and ABSENT: it is in neither. Another failure
@@ -245,6 +258,8 @@ class TierDirectory:
         num_wanted = min(max_blocks, len(self._queue), max_blocks if limit is None else limit)
         if not self._disk_breaker.is_on:
             num_wanted = min(num_wanted, 1)
+        if self._disk.num_free_soon < num_wanted:
+            self._disk.room.grow(self._now_s)
         while self._disk.num_free_soon < num_wanted and self._evict_disk():
             pass
         return [self._begin_write() for _ in range(min(num_wanted, self._disk.num_free))]

@@ -14,7 +14,7 @@ def tier_stats(tiers: KVTiers, block_size: int) -> TierStats | None:
     return TierStats(
         num_host_slots=config.num_host_slots,
         num_host_used=directory.num_host_used,
-        num_disk_blocks=config.num_disk_blocks,
+        num_disk_blocks=directory.disk_capacity,
         num_disk_used=directory.num_disk_blocks,
         is_host_on=directory.is_host_on,
         is_disk_on=directory.is_disk_on,

@@ -18,26 +18,28 @@ class WriteBehind:
     """Full blocks on the device that the host may not have. Who is gone by its turn is passed over by the caller."""
 
     def __init__(self) -> None:
-        self._by_priority: tuple[OrderedDict[BlockHash, int], ...] = tuple(OrderedDict() for _ in range(REUSED + 1))
-        """By urgency: hash to its priority of retention; oldest first."""
+        self._by_priority: tuple[OrderedDict[BlockHash, tuple[int, int]], ...] = tuple(
+            OrderedDict() for _ in range(REUSED + 1)
+        )
+        """By urgency: hash to its priority of retention and its position; oldest first."""
         self._urgency_of: dict[BlockHash, int] = {}
 
     def __len__(self) -> int:
         return len(self._urgency_of)
 
-    def add(self, block_hash: BlockHash, priority: int) -> None:
-        """A block became full. Once more: nothing changes."""
+    def add(self, block_hash: BlockHash, priority: int, position: int) -> None:
+        """A block became full, of which there are `position` before it in its prefix. Once more: nothing changes."""
         if block_hash not in self._urgency_of:
             self._urgency_of[block_hash] = priority
-            self._by_priority[priority][block_hash] = priority
+            self._by_priority[priority][block_hash] = (priority, position)
 
     def used(self, block_hash: BlockHash) -> None:
         """It was found by another request; a block that is not here is none of ours."""
         urgency = self._urgency_of.get(block_hash)
         if urgency is not None and urgency != REUSED:
-            priority = self._by_priority[urgency].pop(block_hash)
+            entry = self._by_priority[urgency].pop(block_hash)
             self._urgency_of[block_hash] = REUSED
-            self._by_priority[REUSED][block_hash] = priority
+            self._by_priority[REUSED][block_hash] = entry
 
     def drop(self, block_hash: BlockHash) -> None:
         """It is saved, or its content is gone."""
@@ -45,13 +47,13 @@ class WriteBehind:
         if urgency is not None:
             del self._by_priority[urgency][block_hash]
 
-    def pop(self) -> tuple[BlockHash, int] | None:
-        """The next one and its priority of retention; None: there is none."""
+    def pop(self) -> tuple[BlockHash, int, int] | None:
+        """The next one, its priority of retention and its position; None: there is none."""
         for waiting in reversed(self._by_priority):
             if waiting:
-                block_hash, priority = waiting.popitem(last=False)
+                block_hash, (priority, position) = waiting.popitem(last=False)
                 del self._urgency_of[block_hash]
-                return block_hash, priority
+                return block_hash, priority, position
         return None
 
     def check(self) -> None:

@@ -94,9 +94,10 @@ def ask(client: openai.OpenAI, question: Question, manner: Manner) -> Answer:
     }  # fmt: skip
     if manner.streams:
         options |= {"stream": True, "stream_options": {"include_usage": True}}
+    made: Any
     if question.messages:
-        messages = [{"role": role, "content": content} for role, content in question.messages]
-        made = client.chat.completions.create(messages=messages, logprobs=True, **options)  # type: ignore[call-overload]
+        messages: Any = [{"role": role, "content": content} for role, content in question.messages]
+        made = client.chat.completions.create(messages=messages, logprobs=True, **options)
     else:
         made = client.completions.create(prompt=list(question.prompt), logprobs=0, **options)
     answer = Answer([Choice() for _ in range(manner.n)])

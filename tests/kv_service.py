@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import signal
 import threading
@@ -27,29 +28,42 @@ _IS_WRONG = re.compile(r"Traceback|Error:| ERROR | CRITICAL ")
 _IS_EXPECTED = re.compile(r"ended by SIGKILL; starting it again|goes on without its disk")
 
 
+@dataclasses.dataclass(slots=True)
+class Outage:
+    """From the fault until the server answers again; of its engine alone, or of the server too."""
+
+    begun_s: float
+    is_of_server: bool
+    ended_s: float = float("inf")
+
+
 class Outages:
     """When the server was away on purpose; may be asked from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._spans: list[tuple[float, float]] = []
+        self._outages: list[Outage] = []
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """From the fault until the server answers again."""
-        begun_s = time.monotonic()
+    def one(self, *, of_server: bool) -> Iterator[None]:
+        """One that lasts as long as the block."""
+        outage = Outage(time.monotonic(), of_server)
         with self._lock:
-            self._spans.append((begun_s, float("inf")))
+            self._outages.append(outage)
         try:
             yield
         finally:
             with self._lock:
-                self._spans[-1] = (begun_s, time.monotonic())
+                outage.ended_s = time.monotonic()
 
-    def excuse(self, start_s: float, end_s: float) -> bool:
-        """Whether an error between the two may come from an outage."""
+    def excuse(self, start_s: float, end_s: float, *, of_engine: bool = True) -> bool:
+        """Whether an error between the two may come from an outage; of the server, or of its engine as well."""
         with self._lock:
-            return any(begun_s <= end_s and start_s <= ended_s + GRACE_S for begun_s, ended_s in self._spans)
+            return any(
+                outage.begun_s <= end_s and start_s <= outage.ended_s + GRACE_S
+                for outage in self._outages
+                if of_engine or outage.is_of_server
+            )
 
 
 class KVService:
@@ -97,7 +111,7 @@ class KVService:
         """kill -9, and wait for the next one."""
         engine = self.engine()
         assert engine is not None
-        with self.outages.one():
+        with self.outages.one(of_server=False):
             engine.kill()
             deadline_s = time.monotonic() + READY_S
             while (now := self.engine()) is None or now == engine or not self._is_ready():

@@ -106,6 +106,7 @@ class KVSoak:
         faults: list[Callable[[], None]] = [self._damage] * 8 + [self._hang, self._remove_all]
         if done < KILLING[0] or done >= KILLING[1]:
             faults += [self._kill_engine, self._kill_server, self._stop_server, self._kill_engine_on_full_disk]
+            faults += [self._stop_server_on_hung_disk]
         if done < KILLING[0] or done >= FULL_FROM:
             faults += [self._fill_disk, self._limit_files]
         self._rng.shuffle(faults)
@@ -118,17 +119,22 @@ class KVSoak:
         if len(self.tally.struck_files) == len(kinds):
             kind = self._rng.choice(kinds)
         share = self._rng.choice((0.02, 0.2, 1.0))
+        if kind is kv_faults.replace_folder_by_file:
+            share = 0.02  # it stays: writes there fail until everything is removed
         self.tally.struck_files[kind.__name__] += kv_faults.strike(self._disk_path, kind, share, self._rng)
 
     def _remove_all(self) -> None:
         kv_faults.remove_everything(self._disk_path)
 
     def _hang(self) -> None:
-        """The disk does not answer for longer than the server waits for it."""
-        files = kv_faults.block_files(self._disk_path)
-        hung = kv_faults.HungFiles(self._rng.sample(files, len(files) // 2))
-        self._ending.wait(self._rng.choice((1.0, 8.0)))
+        """The disk does not answer, sometimes for longer than the server waits for it."""
+        hung = self._hang_files()
+        self._ending.wait(self._rng.choice((1.0, 1.0, 1.0, 8.0)))
         hung.release()
+
+    def _hang_files(self) -> kv_faults.HungFiles:
+        files = kv_faults.block_files(self._disk_path)
+        return kv_faults.HungFiles(self._rng.sample(files, len(files) // 2))
 
     def _fill_disk(self) -> None:
         if self._mounted is None:
@@ -156,14 +162,20 @@ class KVSoak:
             kv_faults.empty(self._mounted)
 
     def _kill_server(self) -> None:
-        with self._service.outages.one():
+        with self._service.outages.one(of_server=True):
             self._service.kill()
             self._service.start()
 
     def _stop_server(self) -> None:
-        with self._service.outages.one():
+        with self._service.outages.one(of_server=True):
             self.tally.slowest_stop_s = max(self.tally.slowest_stop_s, self._service.stop())
             self._service.start()
+
+    def _stop_server_on_hung_disk(self) -> None:
+        """A thread in the system stops no end, and what is left on the disk no start."""
+        self._hang_files()
+        self._ending.wait(2.0)
+        self._stop_server()
 
     def _work(self, seed: int) -> None:
         rng = random.Random(seed)

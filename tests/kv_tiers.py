@@ -55,7 +55,9 @@ def move(
     host: tuple[int, ...] = (),
     purpose: MovePurpose = MovePurpose.ADMITTED,
 ) -> BlockMove:
-    return BlockMove(transfer_id, kind, purpose, tuple(map(key, numbers)), device, host)
+    """A block's number is its position too."""
+    positions = numbers if kind in (MoveKind.WRITE, MoveKind.TOUCH) else ()
+    return BlockMove(transfer_id, kind, purpose, tuple(map(key, numbers)), device, host, positions=positions)
 
 
 class FaultyFiles(BlockFiles):
@@ -87,6 +89,10 @@ class FaultyFiles(BlockFiles):
     def rename(self, source: Path, target: Path) -> None:
         self._call("rename", target)
         super().rename(source, target)
+
+    def mark_used(self, path: Path, used_s: float) -> None:
+        self._call("mark_used", path)
+        super().mark_used(path, used_s)
 
     def remove(self, path: Path) -> None:
         self._call("remove", path)

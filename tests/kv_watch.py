@@ -19,6 +19,8 @@ from tests.kv_service import KVService, read_metrics
 INTERVAL_S = 1.0
 ANSWERS_S = 10.0
 """`/readyz` and `/metrics`, on a machine that is busy."""
+NUM_LOOKS = 4
+"""At the disk, one after the other; the least counts."""
 _IN_USE = ('headrace_kv_tier_on{tier="host"}', 'headrace_kv_tier_on{tier="disk"}', "headrace_kv_disk_writable")
 
 
@@ -61,12 +63,13 @@ class Watch:
         self._ending.set()
         self._thread.join(ANSWERS_S * 3)
         assert not self._thread.is_alive()
+        self._look_at_disk()
 
     def totals(self) -> Counter[str]:
         """Of each metric over the lives of the server, as far as they were seen."""
         totals: Counter[str] = Counter()
         for metrics in self._last_metrics.values():
-            totals.update({name: value for name, value in metrics.items() if "_total" in name})  # type: ignore[arg-type]
+            totals.update({name: value for name, value in metrics.items() if "_total" in name})
         return totals
 
     def _run(self) -> None:
@@ -76,10 +79,14 @@ class Watch:
             self._probe("/metrics", lambda url=url, life=life: self._read_metrics(url, life))  # type: ignore[misc]
             with contextlib.suppress(psutil.Error, AssertionError):  # between two lives there is no server
                 self._sample()
-            used = used_bytes(self._disk_path)
-            self.most_disk_bytes = max(self.most_disk_bytes, used)
-            if used > self._disk_bytes:
-                self.problems.append(f"blocks take {used:,} bytes of the disk, the limit is {self._disk_bytes:,}")
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """A look takes time: a block that was counted may be gone, and its successor be counted too, but not always."""
+        used = min(used_bytes(self._disk_path) for _ in range(NUM_LOOKS))
+        self.most_disk_bytes = max(self.most_disk_bytes, used)
+        if used > self._disk_bytes:
+            self.problems.append(f"blocks take {used:,} bytes of the disk, the limit is {self._disk_bytes:,}")
 
     def _probe(self, path: str, get: Callable[[], object]) -> None:
         started_s = time.monotonic()
@@ -87,7 +94,8 @@ class Watch:
             get()
             self.num_answers[path] += 1
         except httpx.HTTPError as error:
-            if not self._service.outages.excuse(started_s, time.monotonic()):
+            # While the server lives it tells its metrics; ready it is when the engine is.
+            if not self._service.outages.excuse(started_s, time.monotonic(), of_engine=path == "/readyz"):
                 self.problems.append(f"{path} did not answer: {error!r}")
 
     def _read_metrics(self, url: str, life: int) -> None:

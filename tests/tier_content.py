@@ -31,6 +31,7 @@ class Truth:
         self.block_size = block_size
         self.prefix_ids = PrefixIds()
         self._content: dict[BlockHash, Content] = {}
+        self._positions: dict[BlockHash, int] = {}
 
     def chain(self, tokens: list[int], salt: str = "") -> list[int]:
         """Ids of the prefixes of some tokens."""
@@ -49,7 +50,12 @@ class Truth:
         for index, block_hash in enumerate(hashes):
             content = tuple(chain[index * self.block_size : (index + 1) * self.block_size])
             assert self._content.setdefault(block_hash, content) == content
+            assert self._positions.setdefault(block_hash, index) == index
         return hashes
+
+    def position(self, block_hash: BlockHash) -> int:
+        """How many blocks of its prefix come before it."""
+        return self._positions[block_hash]
 
     def content(self, block_hash: BlockHash) -> Content:
         return self._content[block_hash]
@@ -113,7 +119,9 @@ class TierContent:
         assert num, f"{transfer} moves nothing"
         assert transfer.transfer_id not in self.flights, f"two copies are number {transfer.transfer_id}"
         on_device = num if kind in (TransferKind.STORE, TransferKind.LOAD) else 0
-        on_host = num if kind is not TransferKind.DELETE else 0
+        on_host = num if kind not in (TransferKind.DELETE, TransferKind.TOUCH) else 0
+        placed = num if kind in (TransferKind.WRITE, TransferKind.TOUCH) else 0
+        assert len(transfer.positions) == placed, f"{transfer} does not say where its blocks are in their prefix"
         assert (len(transfer.device_blocks), len(transfer.host_slots)) == (on_device, on_host), transfer
         assert len(set(transfer.device_blocks)) == on_device, f"a block twice: {transfer}"
         assert len(set(transfer.host_slots)) == on_host and len(set(transfer.block_hashes)) == num, transfer
@@ -147,6 +155,8 @@ class TierContent:
         """It copies what its hashes say."""
         for index, block_hash in enumerate(transfer.block_hashes):
             wanted = self.truth.content(block_hash)
+            if transfer.positions:
+                assert transfer.positions[index] == self.truth.position(block_hash), f"{transfer}: a wrong position"
             if transfer.kind in FROM_DEVICE:
                 held = tuple(self._device[transfer.device_blocks[index]])
                 assert held == wanted, f"{transfer} stores other tokens' KV under {block_hash!r}: {held}"
@@ -166,6 +176,8 @@ class TierContent:
             return
         flight.has_ended = True
         self._check_source(flight.transfer)
+        if flight.transfer.kind is TransferKind.TOUCH:
+            self._touch(flight)
         moved = zip(range(len(flight.outcomes)), flight.outcomes, strict=True)
         flight.outcomes = tuple(self._move(flight.transfer, index, outcome) for index, outcome in moved)
 
@@ -180,9 +192,18 @@ class TierContent:
             return self._read(block_hash, transfer.host_slots[index], outcome)
         if transfer.kind is TransferKind.WRITE:
             return self._write(block_hash, transfer.host_slots[index], outcome)
+        if transfer.kind is TransferKind.TOUCH:
+            return outcome  # as `_touch` did
         if outcome in (BlockOutcome.DONE, BlockOutcome.ABSENT):
             self.disk.pop(block_hash, None)
         return outcome
+
+    def _touch(self, flight: Flight) -> None:
+        """Files of it are used last, the first of the prefix most."""
+        ends = zip(flight.transfer.positions, flight.transfer.block_hashes, flight.outcomes, strict=True)
+        for _, block_hash, outcome in sorted(ends, key=lambda end: end[0], reverse=True):
+            if outcome is BlockOutcome.DONE and block_hash in self.disk:
+                self.disk[block_hash] = self.disk.pop(block_hash)
 
     def _store(self, block: int, slot: int, outcome: BlockOutcome) -> BlockOutcome:
         if outcome is BlockOutcome.DONE:
@@ -206,8 +227,7 @@ class TierContent:
             return BlockOutcome.ABSENT
         if outcome is BlockOutcome.CORRUPT:
             self.disk[block_hash] = None
-        content = self.disk.pop(block_hash)
-        self.disk[block_hash] = content  # used last
+        content = self.disk[block_hash]
         if content is None:
             return BlockOutcome.CORRUPT
         if outcome is BlockOutcome.DONE:

@@ -85,6 +85,9 @@ class TierModel:
         self.num_disk_counted = 0  # of those, the ones for others
         self.host_breaker, self.disk_breaker = Breaker(), Breaker()
         self.room, self.room_trial, self.retry_at = "open", None, 0.0
+        self.wished, self.full_at, self.growth_s = self.capacity, 0.0, 60.0
+        self.grown_from, self.has_evicted = None, False
+        self.num_grown = self.num_grown_in_vain = 0
         for block_hash in config.disk_hashes:
             self.disk[block_hash] = DiskBlock(1, "idle", used_at=self.disk_time())
         while len(self.idle_on_disk()) > self.capacity:
@@ -273,6 +276,8 @@ class TierModel:
             wanted = 0
         elif self.room == "paused":
             wanted = min(wanted, 1)
+        if self.capacity - len(self.disk) + self.num_going() < wanted:
+            self.grow()
         while self.capacity - len(self.disk) + self.num_going() < wanted and self.evict_from_disk():
             self.num_disk_counted += 1
         begun = []
@@ -309,14 +314,30 @@ class TierModel:
             self.enqueue(block_hash)
 
     def fill(self, block_hash):
-        if self.room_trial == block_hash:
+        kept = sum(entry.state in ("idle", "reading") for entry in self.disk.values())
+        if self.room == "trying" and self.room_trial == block_hash and self.has_evicted:
             self.room, self.room_trial = "closed", None
-        elif self.room == "open":
-            kept = sum(entry.state in ("idle", "reading") for entry in self.disk.values())
-            self.room, self.retry_at = "paused", self.now + 10.0
-            self.capacity = min(self.capacity, max(1, kept))
-            for _ in range((kept + 15) // 16):
-                self.num_disk_counted += self.evict_from_disk()
+        elif self.room == "open" or self.room_trial == block_hash:
+            self.room, self.room_trial = "paused", None
+            self.retry_at, self.full_at = self.now + 10.0, self.now
+            if self.grown_from is None:
+                self.has_evicted = True
+                self.capacity = min(self.capacity, max(1, kept))
+                for _ in range((kept + 15) // 16):
+                    self.num_disk_counted += self.evict_from_disk()
+            else:
+                self.num_grown_in_vain += 1
+                self.capacity = min(self.capacity, max(kept, self.grown_from))
+                self.growth_s = min(3600.0, self.growth_s * 2)
+                self.grown_from, self.has_evicted = None, False
+
+    def grow(self):
+        if self.room == "open" and self.grown_from is not None:
+            self.grown_from, self.growth_s = None, 60.0
+        if self.room == "open" and self.capacity < self.wished and self.now >= self.full_at + self.growth_s:
+            self.grown_from = self.capacity
+            self.capacity = min(self.wished, self.capacity + (self.wished + 15) // 16)
+            self.num_grown += 1
 
     def take_deletions(self):
         if not self.disk_breaker.may_begin(self.now):

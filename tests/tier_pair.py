@@ -144,4 +144,6 @@ class TierPair:
         self.seen["stuck file"] += any(entry.state == "stuck" for entry in model.disk.values())
         self.seen["several loads"] += any(b.loads > 1 for b in model.host.values())
         self.seen["disk trial"] += model.disk_breaker.trial is not None
+        self.seen["grown"] += model.num_grown > 0
+        self.seen["grown in vain"] += model.num_grown_in_vain > 0
         self.seen["host trial"] += model.host_breaker.trial is not None

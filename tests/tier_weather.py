@@ -13,6 +13,7 @@ FAILURES: dict[TransferKind, tuple[BlockOutcome, ...]] = {
     TransferKind.READ: (BlockOutcome.FAILED, BlockOutcome.CORRUPT, BlockOutcome.ABSENT),
     TransferKind.WRITE: (BlockOutcome.FAILED, BlockOutcome.FULL),
     TransferKind.DELETE: (BlockOutcome.FAILED, BlockOutcome.ABSENT),
+    TransferKind.TOUCH: (BlockOutcome.FAILED,),
 }
 """What each kind can come to beside its success."""
 

@@ -19,6 +19,7 @@ from kernels.native_library import NativeLibrary
 from offload.host_link import HostLink
 from offload.host_tier import HostTier
 from offload.kv_disk import DiskTier
+from offload.kv_file import KVFileFormat
 from offload.kv_fingerprint import KVFingerprint
 from offload.kv_host_pool import KVHostPool
 from offload.kv_offload import KVOffload
@@ -43,7 +44,7 @@ class TieredEngine(InProcessEngine):
         num_blocks: int,
         num_host_slots: int,
         disk_path: Path | None = None,
-        num_disk_blocks: int = 64,
+        num_disk_blocks: int = 128,
         library: NativeLibrary | None = None,
         bytes_per_s: float | None = None,
         **options: Any,
@@ -64,7 +65,9 @@ class TieredEngine(InProcessEngine):
                 "tiny", "stored", str(model.dtype), "test", BLOCK_SIZE, config.num_layers, config.num_kv_heads,
                 config.head_dim,
             )  # fmt: skip
-            self.disk = DiskTier(disk_path, identity, self.block_bytes, num_disk_blocks * (self.block_bytes + 8192))
+            self.disk = DiskTier(
+                disk_path, identity, self.block_bytes, num_disk_blocks * KVFileFormat("", self.block_bytes).disk_bytes
+            )
         num_parts = min(8, config.num_layers)
         bell = ResultBell()
         mover = KVOffload(

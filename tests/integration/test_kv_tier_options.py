@@ -103,7 +103,9 @@ def test_sizes_and_places_that_hold_no_block_are_refused_before_weights_are_read
     options: dict[str, Any], parts: tuple[str, ...], tiny_model_path: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    given = {name: value.format(tmp=tmp_path) if isinstance(value, str) else value for name, value in options.items()}
+    given: dict[str, Any] = {
+        name: value.format(tmp=tmp_path) if isinstance(value, str) else value for name, value in options.items()
+    }
     message = _start_error(tiny_model_path, **given)
     for part in parts:
         assert part.format(tmp=tmp_path) in message

@@ -134,6 +134,8 @@ def test_chats_that_overflow_the_device_are_exact_and_counted(tiered: Tiered) ->
     for tier in ("host", "disk"):
         used, limit = (after[f'headrace_kv_tier_blocks{part}{{tier="{tier}"}}'] for part in ("", "_limit"))
         assert 0 < used <= limit
+    tiered.settle()
+    assert tiered.metrics()['headrace_kv_tier_blocks{tier="disk"}'] == len(block_files(tiered.disk_path))
 
 
 def test_choices_streams_and_classes_are_exact_under_preemption(tiered: Tiered) -> None:

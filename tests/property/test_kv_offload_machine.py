@@ -31,7 +31,7 @@ from tests.kv_tiers import (
 )
 
 DONE, FAILED, CORRUPT, ABSENT, FULL = MoveOutcome
-STORE, LOAD, WRITE, READ, DELETE = MoveKind
+STORE, LOAD, WRITE, READ, DELETE, TOUCH = MoveKind
 NUM_FILES = 4
 NUM_NAMES = 6
 NUM_PARTS = 3
@@ -89,7 +89,10 @@ class KVOffloadMachine(RuleBasedStateMachine):
     def one(self, kind: MoveKind, number: int, slot: tuple[int, ...] = ()) -> MoveOutcome:
         """Of a move on the disk, which ends at once."""
         transfer_id = self.next_id()
-        move = BlockMove(transfer_id, kind, MovePurpose.WAITING, (key(number),), host_slots=slot)
+        positions = (number,) if kind in (WRITE, TOUCH) else ()
+        move = BlockMove(
+            transfer_id, kind, MovePurpose.WAITING, (key(number),), host_slots=slot, positions=positions
+        )  # fmt: skip
         self.tiers.offload.begin([move])
         (result,) = [each for each in self.collect() if each[0] == transfer_id]
         return result[1][0]
@@ -221,6 +224,12 @@ class KVOffloadMachine(RuleBasedStateMachine):
             assert outcome is DONE
             self.on_disk.pop(number, None)
 
+    @rule(number=st.integers(0, NUM_NAMES - 1))
+    def touch(self, number: int) -> None:
+        """It changes no content, and a file that is not there is no failure."""
+        assert self.one(TOUCH, number) is DONE
+        assert block_path(self.disk.directory, key(number)).exists() == (number in self.on_disk)
+
     @rule(number=st.integers(0, NUM_NAMES - 1), byte=st.integers(0, FILE_BYTES - 1), is_cut=st.booleans())
     def damage_file(self, number: int, byte: int, is_cut: bool) -> None:
         if self.on_disk.get(number) is None:
@@ -231,7 +240,7 @@ class KVOffloadMachine(RuleBasedStateMachine):
         path.write_bytes(content[:byte] if is_cut else content)
         self.on_disk[number] = None
 
-    @rule(call=st.sampled_from(["read", "write", "remove"]), number=st.sampled_from([0, *ERRORS]))
+    @rule(call=st.sampled_from(["read", "write", "remove", "mark_used"]), number=st.sampled_from([0, *ERRORS]))
     def break_disk(self, call: str, number: int) -> None:
         self.files.errors.pop(call, None)
         if number:

@@ -29,7 +29,7 @@ from tests.kv_tiers import (
     make_tiers,
 )
 
-STORE, LOAD, WRITE, READ, DELETE = MoveKind
+STORE, LOAD, WRITE, READ, DELETE, TOUCH = MoveKind
 DONE = MoveOutcome.DONE
 NUM_NAMES = 10
 MAX_OPEN = 6
@@ -62,7 +62,7 @@ class Traffic:
         block, slot = self.random.randrange(NUM_DEVICE_BLOCKS), self.random.randrange(NUM_SLOTS)
         name = self.random.randrange(NUM_NAMES)
         places = places_of(kind, block, slot, name)
-        needs_slot, needs_file = kind in (LOAD, WRITE), kind in (READ, DELETE)
+        needs_slot, needs_file = kind in (LOAD, WRITE), kind in (READ, DELETE, TOUCH)
         if (needs_slot and self.slots[slot] is None) or (needs_file and name not in self.files):
             return False
         if places & self.busy:
@@ -73,9 +73,10 @@ class Traffic:
             self.tiers.device[block] = sent = block_of(self.num_moves % 97)
         self.num_moves += 1
         on_device = (block,) if kind in (STORE, LOAD) else ()
-        on_host = () if kind is DELETE else (slot,)
+        on_host = () if kind in (DELETE, TOUCH) else (slot,)
+        positions = (name,) if kind in (WRITE, TOUCH) else ()
         purpose = self.random.choice([*MovePurpose])
-        move = BlockMove(self.num_moves, kind, purpose, (key(name),), on_device, on_host)
+        move = BlockMove(self.num_moves, kind, purpose, (key(name),), on_device, on_host, positions=positions)
         self.open[move.transfer_id] = (move, block, slot, name, sent)
         self.tiers.offload.begin([move])
         if kind is LOAD and self.random.random() < 0.5:
@@ -96,7 +97,7 @@ class Traffic:
             elif move.kind is WRITE:
                 assert sent is not None
                 self.files[name] = sent
-            else:
+            elif move.kind is DELETE:
                 del self.files[name]
             self.busy -= places_of(move.kind, block, slot, name)
 
@@ -105,7 +106,7 @@ def places_of(kind: MoveKind, block: int, slot: int, name: int) -> set[tuple[str
     """That a move has for itself."""
     over_link = kind in (STORE, LOAD)
     held = {("block", block)} if over_link else {("name", name)}
-    return held if kind is DELETE else {*held, ("slot", slot)}
+    return held if kind in (DELETE, TOUCH) else {*held, ("slot", slot)}
 
 
 def traffic(path: Path, num_moves: int, seed: int) -> Traffic:

@@ -67,7 +67,8 @@ def transfer(
     deadline_s: float = math.inf,
 ) -> KVTransfer:
     hashes = tuple(map(key, numbers))
-    return KVTransfer(transfer_id, kind, Purpose.ADMITTED, hashes, device, slots, deadline_s)
+    positions = numbers if kind in (TransferKind.WRITE, TransferKind.TOUCH) else ()
+    return KVTransfer(transfer_id, kind, Purpose.ADMITTED, hashes, device, slots, deadline_s, positions)
 
 
 @pytest.fixture
@@ -183,9 +184,11 @@ def test_without_a_disk_what_is_asked_of_it_fails(rig: Rig) -> None:
         transfer(1, TransferKind.WRITE, (1,), (), (5,)),
         transfer(2, TransferKind.READ, (2,), (), (6,)),
         transfer(3, TransferKind.DELETE, (3, 4)),
+        transfer(4, TransferKind.TOUCH, (3, 4)),
     )
     assert set(rig.collect()) == {
         TransferResult(1, (FAILED,)),
         TransferResult(2, (FAILED,)),
         TransferResult(3, (FAILED, FAILED)),
+        TransferResult(4, (FAILED, FAILED)),
     }

@@ -100,7 +100,8 @@ def close(tiers: OpenTiers) -> None:
 
 def move(tiers: OpenTiers, transfer_id: int, kind: TransferKind, device: tuple[int, ...]) -> None:
     """One block, in slot 0, to its end."""
-    transfer = KVTransfer(transfer_id, kind, Purpose.ADMITTED, (KEY,), device, (0,))
+    positions = (0,) if kind is TransferKind.WRITE else ()
+    transfer = KVTransfer(transfer_id, kind, Purpose.ADMITTED, (KEY,), device, (0,), positions=positions)
     ended = False
     tiers.gate.begin(SchedulerOutput(0, 0.0, (), transfers=(transfer,)), 0.0)
     while not ended:
@@ -224,8 +225,13 @@ class Beside:
         )
 
     def open(self, config: ProcessConfig) -> OpenTiers | None:
+        """None: there are none, and everything is closed."""
         placed = cast(PlacedWeights, types.SimpleNamespace(host_tier=self.host_tier, link=self.link))
-        return open_kv_tiers_beside(config, self.region, 200, None, self.device, placed)
+        tiers = open_kv_tiers_beside(config, self.region, 200, None, self.device, placed)
+        if tiers is None:
+            self.link.close()
+            self.host_tier.close()
+        return tiers
 
 
 def test_kv_gets_what_streamed_weights_leave(make_config: MakeConfig) -> None:
@@ -326,3 +332,30 @@ def test_what_the_bytes_depend_on_is_in_their_identity(make_config: MakeConfig) 
     config_file = Path(engine.model_path) / "config.json"
     config_file.write_text('{"revision": 2}')
     assert identity() not in different
+
+
+def test_fewer_slots_than_the_longest_prompt_has_blocks_are_warned_of(
+    make_config: MakeConfig, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """200 tokens are 13 blocks of 40 KiB."""
+    disk = {"disk_path": str(tmp_path / "disk"), "disk_bytes": 1 << 20}
+    _, tiers = opened(make_config(host_memory_bytes=4 * BLOCK_BYTES, **disk))
+    close(tiers)
+    (warning,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert warning.getMessage() == (
+        "KV on disk: 4 of 13 blocks of the longest prompt can come from the disk at a time; raise --host-memory to 1MiB"
+    )
+    caplog.clear()
+    _, tiers = opened(make_config(host_memory_bytes=2**20, **disk))
+    close(tiers)
+    beside = Beside(20 * BLOCK_BYTES, 16 * BLOCK_BYTES)
+    tiers = beside.open(make_config(device_memory_bytes=2**30, host_memory_bytes=20 * BLOCK_BYTES))
+    assert tiers is not None and tiers.config.num_host_slots == 4
+    close(tiers)
+    assert not caplog.records, "enough of them, or no disk"
+    tiers = Beside(40 * BLOCK_BYTES, 36 * BLOCK_BYTES).open(
+        make_config(device_memory_bytes=2**30, host_memory_bytes=40 * BLOCK_BYTES, **disk)
+    )
+    assert tiers is not None
+    close(tiers)
+    assert "4 of 13 blocks" in caplog.text and "--host-memory to 2MiB" in caplog.text, "with 36 blocks of weights"

@@ -3,7 +3,7 @@ import logging
 import msgspec
 import pytest
 
-from engine.stats import StatsLine
+from engine.stats import DiskRoomLog, StatsLine
 from tests.engine_harness import EngineHarness, add_group
 from tests.fake_async_engine import fake_stats
 from tests.tier_records import kv_tiers
@@ -43,3 +43,28 @@ def test_the_line_tells_how_full_each_tier_is(
     with_tiers, without = (record.getMessage() for record in caplog.records)
     assert text in with_tiers
     assert "host" not in without and "disk" not in without
+
+
+def test_each_change_of_the_disks_room_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = DiskRoomLog()
+    log.observe(None)
+    for changes in (
+        {},
+        {"num_disk_used": 9},
+        {"num_disk_blocks": 20},
+        {"num_disk_blocks": 20},
+        {"num_disk_blocks": 22},
+        {"num_disk_blocks": 22, "is_disk_on": False},
+        {"num_disk_blocks": 21, "num_disk_used": 19, "is_disk_writable": False},
+        {"num_disk_blocks": 21, "is_disk_writable": False},
+    ):
+        log.observe(kv_tiers(block_bytes=2**20, **changes))
+    shrunk, grown, closed = ((record.levelname, record.getMessage()) for record in caplog.records)
+    assert shrunk == (
+        "WARNING",
+        "the disk is full: room for 20 KV blocks there, 20.0 MiB, instead of 32; more is tried later",
+    )
+    assert grown == ("WARNING", "the disk may hold more again: 22 KV blocks, 22.0 MiB, instead of 20")
+    assert (
+        closed[0] == "WARNING" and "read only until the server starts again, with 19 blocks (room for 21" in closed[1]
+    )

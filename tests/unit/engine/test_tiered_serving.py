@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -181,3 +182,41 @@ def test_what_was_decided_on_tiers_is_decided_again_by_a_replay(
     second.close()
     report = replay(log)
     assert report.num_processes == 1 and report.num_steps > 8
+
+
+@pytest.mark.parametrize("is_shrunk", [False, True], ids=["others came", "a smaller disk"])
+def test_of_two_long_prompts_a_restart_keeps_the_heads(
+    make_engine: MakeEngine, tmp_path: Path, is_shrunk: bool
+) -> None:
+    """Prompts of 39 blocks; what goes of them on the disk after a restart goes from their ends."""
+    places = range(39 * BLOCK_SIZE + 2)
+    prompts = [[(number * 31 + place * 7 + place * place) % VOCAB_SIZE for place in places] for number in range(3)]
+
+    def run(engine: TieredEngine, number: int) -> None:
+        engine.submit(f"{number}", [prompts[number]], max_tokens=2)
+        engine.run()
+        engine.settle()
+
+    def make(name: str, num_disk_blocks: int) -> TieredEngine:
+        disk = tmp_path / name
+        return make_engine(num_blocks=64, num_host_slots=60, disk_path=disk, num_disk_blocks=num_disk_blocks)
+
+    engine = make("disk", 80)
+    for number in (0, 1):
+        run(engine, number)
+    engine.close()
+    num_left, size = 50, 50
+    if not is_shrunk:
+        engine = make("disk", 80)
+        run(engine, 2)
+        engine.close()
+        assert engine.stats is not None and engine.stats.kv_tiers is not None
+        num_left, size = 78 - engine.stats.kv_tiers.num_evictions["disk"], 80
+        assert num_left <= 41, "39 blocks came, for 2 of which there was room"
+    found = []
+    for number in (0, 1):  # each in a server of its own: what is computed and written again makes others go
+        shutil.copytree(tmp_path / "disk", tmp_path / f"copy {number}")
+        engine = make(f"copy {number}", size)
+        run(engine, number)
+        found.append(engine.num_cached_tokens[f"{number}"] // BLOCK_SIZE)
+    assert min(found) > 0 and sum(found) == num_left, f"{found} of {num_left} that are there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -191,8 +192,8 @@ def test_pieces_before_one_that_raises_have_arrived_when_their_transfer_fails(
     source, target = torch.randint(1, 256, (4, 500), dtype=torch.uint8), torch.zeros(4, 500, dtype=torch.uint8)
     ids = (0, 1, 2, 3)
     blocks = BlockTransfer(direction, TransferClass.KV_LOAD, source, ids, target, ids[::-1], 0, 500, float("inf"))
-    at_its_end: list[Tensor] = []
-    handle = rig.link.submit(blocks, lambda _: at_its_end.append(target.clone()))
+    at_its_end: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+    handle = rig.link.submit(blocks, lambda _: at_its_end.put(target.clone()))
     with rig.cuda.changed:
         while rig.copy_error is None:
             rig.cuda.changed.wait(0.01)
@@ -202,7 +203,7 @@ def test_pieces_before_one_that_raises_have_arrived_when_their_transfer_fails(
     rig.cuda.let_run()
     with pytest.raises(LinkError, match="second slice"):
         handle.wait(WAIT_S)
-    assert torch.equal(at_its_end[0], target) and not target[:2].any()
+    assert torch.equal(at_its_end.get(timeout=WAIT_S), target) and not target[:2].any()
     if pinned or direction is Direction.H2D:
         assert torch.equal(target[2:], source[:2].flip(0))
     other.wait(WAIT_S)

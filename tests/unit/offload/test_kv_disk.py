@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from offload.kv_directory import block_path
-from offload.kv_disk import DiskTier, DiskTierError
+from offload.kv_disk import POSITION_S, DiskTier, DiskTierError
 from offload.kv_file import HEADER_BYTES, KVFileFormat, checksum
 from offload.kv_request import MoveOutcome
 from tests.kv_tiers import BLOCK_BYTES, FINGERPRINT, FaultyFiles, block_of, key
@@ -85,7 +85,8 @@ def test_what_was_written_outlives_the_server_in_the_order_of_use(disk: DiskTier
     for number in (1, 2, 3):
         assert write(disk, number) is DONE
         os.utime(file_of(disk, number), (number, number))
-    assert read(disk, 1) is DONE  # notes that it was used
+    assert read(disk, 1) is DONE
+    disk.touch(key(1), 0)
     after = reopened(disk)
     assert after.hashes == (key(2), key(3), key(1)) and after.num_blocks == 8
     assert [read(after, number) for number in (1, 2, 3)] == [DONE] * 3
@@ -461,3 +462,36 @@ def test_a_start_on_a_full_disk_leaves_the_manifest_as_it_is(disk: DiskTier, mon
     again = reopened(disk)
     again.close()
     assert again.hashes == (key(1),)
+
+
+def test_of_a_prefix_the_tail_is_older_than_the_head_though_it_is_written_later(tmp_path: Path) -> None:
+    now_s = 1_000_000.0
+    disk = DiskTier(tmp_path, FINGERPRINT, BLOCK_BYTES, ROOM, wall_clock=lambda: now_s)
+    for number in range(4):
+        disk.write(key(number), content(number), checksum(content(number)), position=number)
+        now_s += 0.5
+    times = [file_of(disk, number).stat().st_mtime for number in range(4)]
+    assert times == [1_000_000.0 + number * (0.5 - POSITION_S) for number in range(4)]
+    after = reopened(disk, 3 * DISK_BYTES)
+    assert after.hashes == (key(2), key(1), key(0)), "the tail gave way"
+    after.close()
+
+
+def test_a_touched_block_counts_as_used_and_a_missing_one_as_nothing(tmp_path: Path, files: FaultyFiles) -> None:
+    now_s = 1_000_000.0
+    disk = DiskTier(tmp_path, FINGERPRINT, BLOCK_BYTES, ROOM, files, wall_clock=lambda: now_s)
+    for number in (1, 2, 3):
+        disk.write(key(number), content(number), checksum(content(number)))
+    now_s += 100.0
+    disk.touch(key(1), 30)
+    disk.touch(key(2), 10)
+    disk.touch(key(7), 0)
+    assert [file_of(disk, number).stat().st_mtime - now_s for number in (1, 2, 3)] == [-30.0, -10.0, -100.0]
+    assert not file_of(disk, 7).exists()
+    files.errors["mark_used"] = errno.EPERM
+    disk.touch(key(3), 0)
+    disk.write(key(4), content(4), checksum(content(4)), position=2)
+    assert read(disk, 4) is DONE, "where times may not be set blocks are kept all the same"
+    after = reopened(disk)
+    assert after.hashes[:3] == (key(3), key(1), key(2))
+    after.close()

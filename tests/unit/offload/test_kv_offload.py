@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from offload.host_link import HostLink
+from offload.kv_directory import block_path
 from offload.kv_disk import DiskTier
 from offload.kv_io import IoThreads
 from offload.kv_request import BlockMove, MoveKind, MoveOutcome, MovePurpose
@@ -33,7 +34,7 @@ from tests.kv_tiers import (
 )
 
 DONE, FAILED, CORRUPT, ABSENT, FULL = MoveOutcome
-STORE, LOAD, WRITE, READ, DELETE = MoveKind
+STORE, LOAD, WRITE, READ, DELETE, TOUCH = MoveKind
 
 
 @pytest.fixture
@@ -308,7 +309,7 @@ def test_without_a_disk_its_moves_fail(link: HostLink) -> None:
 
 
 def test_a_move_of_nothing_has_ended(tiers: Tiers) -> None:
-    assert tiers.run(*(move(number, kind, ()) for number, kind in enumerate(MoveKind))) == [()] * 5
+    assert tiers.run(*(move(number, kind, ()) for number, kind in enumerate(MoveKind))) == [()] * 6
 
 
 def test_what_makes_no_sense_is_refused_before_anything_moves(tiers: Tiers, link: HostLink) -> None:
@@ -360,3 +361,24 @@ def test_closing_ends_what_is_under_way(files: FaultyFiles, tmp_path: Path) -> N
         thread.join(WAIT_S)
     assert set(threading.enumerate()) == before
     DiskTier(tmp_path, FINGERPRINT, BLOCK_BYTES, 1 << 20).close()
+
+
+def test_many_blocks_are_touched_in_one_move(link: HostLink, tmp_path: Path) -> None:
+    """After what was asked for before, and each as its position says; those without a file end well too."""
+    disk = DiskTier(tmp_path, FINGERPRINT, BLOCK_BYTES, 1 << 20, wall_clock=lambda: 1_000_000.0)
+    tiers = make_tiers(link, disk=disk)
+    tiers.run(move(1, STORE, (1, 2), device=(3, 5), host=(0, 7)))
+    tiers.offload.begin([move(2, WRITE, (1, 2), host=(0, 7)), move(3, TOUCH, tuple(range(1, 200)))])
+    assert tiers.outcomes(2, 3) == [(DONE, DONE), (DONE,) * 199]
+    times = [block_path(disk.directory, key(number)).stat().st_mtime for number in (1, 2)]
+    assert times == [1_000_000.0 - number for number in (1, 2)]
+    assert TOUCH not in tiers.offload.stats().num_bytes
+    tiers.offload.check()
+    tiers.offload.close()
+
+
+@pytest.mark.parametrize("kind", [WRITE, TOUCH])
+def test_a_file_is_written_and_touched_at_a_position(kind: MoveKind) -> None:
+    host = (0,) if kind is WRITE else ()
+    with pytest.raises(ValueError, match="of 1 blocks names 0 positions"):
+        BlockMove(1, kind, MovePurpose.BACKGROUND, (key(1),), host_slots=host)

@@ -101,7 +101,7 @@ def test_a_store_keeps_its_block_though_its_request_left() -> None:
     kv = make_tiered(num_blocks=4)
     request = make_request("r", 8, 9)
     compute(kv, request, 8)
-    blocks = [(h, b, 1) for h, b in zip(request.block_hashes, request.block_ids, strict=True)]
+    blocks = [(h, b, 1, 0) for h, b in zip(request.block_hashes, request.block_ids, strict=True)]
     assert kv.tiers.store(blocks, Purpose.FREES_BLOCKS) == 2
     (store,) = kv.tiers.take_outgoing()
     kv.free(request)
@@ -117,7 +117,7 @@ def test_a_store_that_failed_left_nothing(outcome: BlockOutcome) -> None:
     kv = make_tiered()
     request = make_request("r", 8, 9)
     compute(kv, request, 8)
-    kv.tiers.store([(request.block_hashes[0], request.block_ids[0], 1)], Purpose.BACKGROUND)
+    kv.tiers.store([(request.block_hashes[0], request.block_ids[0], 1, 0)], Purpose.BACKGROUND)
     ended, failed = kv.tiers.end([end_of(t, outcome) for t in kv.tiers.take_outgoing()])
     assert len(ended) == 1 and not failed, "nobody computes upon a store"
     assert not kv.tiers.directory.is_known(request.block_hashes[0])
@@ -281,3 +281,83 @@ def test_leases_that_do_not_agree_are_caught() -> None:
     del kv.tiers._coming[request.block_hashes[0]]
     with pytest.raises(AssertionError, match="loads that bring them"):
         kv.tiers.check()
+
+
+def put_on_disk(kv: KVCacheManager, hashes: list[bytes]) -> list[KVTransfer]:
+    """They are a prefix; the writes that brought them there."""
+    for position, block_hash in enumerate(hashes):
+        assert kv.tiers.directory.begin_store(block_hash, 1, position) is not None
+        kv.tiers.directory.end_store(block_hash, DONE)
+    kv.tiers.copy_in_background(is_idle=False)
+    transfers = kv.tiers.take_outgoing()
+    end_all(kv, transfers)
+    return [transfer for transfer in transfers if transfer.kind is TransferKind.WRITE]
+
+
+def test_what_a_request_gives_back_is_touched_where_the_disk_has_it() -> None:
+    kv = make_tiered(16, 8, num_disk_blocks=8)
+    request = make_request("r", 16, 9)
+    compute(kv, request, 16)
+    hashes = list(request.block_hashes)
+    kv.note_use(request)
+    assert not kv.tiers.take_outgoing(), "none of them is there"
+    (write,) = put_on_disk(kv, hashes[:3])
+    assert (write.block_hashes, write.positions) == (tuple(hashes[:3]), (0, 1, 2))
+    while kv.tiers.has_background_work():
+        kv.tiers.copy_in_background(is_idle=True)
+        end_all(kv, kv.tiers.take_outgoing())
+    failures = dict(kv.tiers.directory.counters.failures)
+    kv.note_use(request)
+    assert kv.tiers.has_background_work(), "a step takes it along"
+    (touch,) = kv.tiers.take_outgoing()
+    assert touch.kind is TransferKind.TOUCH and touch.purpose is Purpose.BACKGROUND
+    assert (touch.block_hashes, touch.positions) == (tuple(hashes), (0, 1, 2, 3)), "the last was written meanwhile"
+    assert not touch.host_slots and not touch.device_blocks and touch.transfer_id not in kv.tiers._ready_s
+    for outcome in (BlockOutcome.FAILED,) * 20:
+        kv.check([request])
+        end_all(kv, [touch], outcome)
+        kv.note_use(request)
+        (touch,) = kv.tiers.take_outgoing()
+    assert kv.tiers.directory.is_disk_on and kv.tiers.directory.counters.failures == failures, "no breaker counts it"
+
+
+def test_only_files_that_nothing_is_done_with_are_touched() -> None:
+    kv = make_tiered(16, 8, num_disk_blocks=3, disk_hashes=(b"r:0", b"r:1", b"r:2"))
+    request = make_request("r", 16, 9)
+    compute(kv, request, 16)
+    assert kv.tiers.directory.begin_read(b"r:1", 1, 1) is not None
+    kv.note_use(request)
+    (touch,) = kv.tiers.take_outgoing()
+    assert (touch.block_hashes, touch.positions) == ((b"r:0", b"r:2"), (0, 2))
+    for _ in range(8):
+        kv.tiers.directory._disk_breaker.begin(TransferKind.READ, b"x")
+        kv.tiers.directory._disk_breaker.end(TransferKind.READ, b"x", BlockOutcome.FAILED)
+    kv.note_use(request)
+    assert not kv.tiers.take_outgoing(), "the disk is off"
+
+
+def test_without_a_disk_nothing_is_touched() -> None:
+    kv = make_tiered(16, 8)
+    request = make_request("r", 16, 9)
+    compute(kv, request, 16)
+    put_on_host(kv.tiers.directory, request.block_hashes)
+    kv.note_use(request)
+    assert not kv.tiers.take_outgoing()
+
+
+def test_positions_come_along_from_the_request_to_the_file() -> None:
+    """Stored behind the request, swapped out or read from the disk: the write that follows names the position."""
+    kv = make_tiered(16, 8, num_disk_blocks=8)
+    request = make_request("r", 16, 9)
+    compute(kv, request, 16)
+    kv.tiers.observe(make_link(), 0.0)
+    positions: dict[bytes, int] = {}
+    while kv.tiers.has_background_work():
+        kv.tiers.copy_in_background(is_idle=True)
+        for transfer in (transfers := kv.tiers.take_outgoing()):
+            positions.update(zip(transfer.block_hashes, transfer.positions, strict=False))
+        end_all(kv, transfers)
+    assert positions == {block_hash: index for index, block_hash in enumerate(request.block_hashes)}
+    kv = make_tiered(16, 8, num_disk_blocks=8, disk_hashes=(b"a", b"b"))
+    kv.tiers.read([(b"a", 5), (b"b", 6)], 1)
+    assert [kv.tiers.directory.position(block_hash) for block_hash in (b"a", b"b")] == [5, 6]

@@ -63,7 +63,8 @@ def first(name: str, table: tuple[int, ...], num_computed: int = 0) -> Scheduled
 
 def copy_of(case, number: int, kind: TransferKind, *, block: int = 0, slot: int = 0) -> KVTransfer:
     blocks = (block,) if kind in (STORE, LOAD) else ()
-    return KVTransfer(number, kind, Purpose.ADMITTED, case.hashes, blocks, (slot,))
+    positions = (0,) if kind is TransferKind.WRITE else ()
+    return KVTransfer(number, kind, Purpose.ADMITTED, case.hashes, blocks, (slot,), positions=positions)
 
 
 def play(case, *steps: dict[str, tuple]) -> None:

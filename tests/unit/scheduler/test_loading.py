@@ -132,26 +132,27 @@ def decoding(due_s: float, slo_class: str = "standard", **options: Any) -> Engin
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "queued", "due_s", "joins"),
+    ("num_tokens", "queued", "due_s", "num_joined"),
     [
-        (1, 6_000, 0.031, True),  # the wait of 30 ms is all there is
-        (1, 6_000, 0.029, False),
-        (40, 6_000, 0.0485, True),  # 40 ms of computing, and 7.5 ms, a quarter of the load
-        (40, 6_000, 0.0470, False),
-        (40, 56_000, 0.091, True),  # 80 ms of waiting, and 10 ms, a quarter of computing
-        (40, 56_000, 0.089, False),
+        (1, 6_000, 0.031, 1),  # the wait of 30 ms is all there is
+        (1, 6_000, 0.029, 0),
+        (40, 6_000, 0.0485, 40),  # 40 ms of computing, and 7.5 ms, a quarter of the load
+        (40, 6_000, 0.0470, 36),  # what fits beside the quarter, in whole blocks
+        (48, 6_000, 0.0485, 40),
+        (40, 56_000, 0.091, 40),  # 80 ms of waiting, and 10 ms, a quarter of computing
+        (40, 56_000, 0.079, 0),
     ],
 )
 def test_a_decode_is_never_joined_by_a_load_that_would_make_it_late(
-    num_tokens: int, queued: int, due_s: float, joins: bool
+    num_tokens: int, queued: int, due_s: float, num_joined: int
 ) -> None:
     engine = decoding(due_s)
     engine.add("a", 4 * NUM_LONG + num_tokens)
     output = engine.schedule(link=make_link(queued_load_bytes=queued))
-    assert tokens_of(output) == {"d": 1} | ({"a": num_tokens} if joins else {})
-    assert bool(output.gated_loads) is joins
+    assert tokens_of(output) == {"d": 1} | ({"a": num_joined} if num_joined else {})
+    assert bool(output.gated_loads) is bool(num_joined)
     engine.update(output, {load_of(output): DONE})
-    if not joins:
+    if not num_joined:
         after = engine.step(make_link())
         assert "a" in tokens_of(after) and not after.gated_loads
 
@@ -163,6 +164,19 @@ def test_a_decode_without_a_deadline_is_held_up_by_the_largest_step_at_most() ->
         output = engine.schedule(link=make_link(queued_load_bytes=queued))
         assert ("a" in tokens_of(output)) is joins and "d" in tokens_of(output)
         engine.update(output, {load_of(output): DONE})
+
+
+def test_the_step_after_one_that_waits_starts_when_that_has_waited() -> None:
+    """26 ms of loading in 4 parts beside 20 ms of computing: 31. The decode's token after that one is due in 130."""
+    engine = decoding(0.05)
+    engine.add("a", 4 * NUM_LONG + 20)
+    first = engine.schedule(link=make_link(queued_load_bytes=2_000))
+    assert tokens_of(first) == {"d": 1, "a": 20} and len(first.gated_loads) == 1
+    assert first.predicted_s == pytest.approx(0.026 + 0.005)
+    second = engine.schedule(link=make_link())
+    assert second.budget_s == pytest.approx(0.05 + 0.08 - 0.031)
+    engine.update(first, {load_of(first): DONE})
+    engine.update(second)
 
 
 def test_two_requests_share_one_load_and_its_blocks() -> None:

@@ -15,7 +15,14 @@ def test_until_a_step_left_prompts_over_the_prior_stands(prior_s: float | None) 
     assert pace.s_per_token == prior_s
     pace.observe(0.5, 0)
     assert pace.s_per_token == prior_s, "no token was computed: nothing can be said of one"
+    assert pace.seen_s_per_token is None
     pace.check()
+
+
+def test_what_was_seen_is_apart_from_the_prior() -> None:
+    pace = PrefillPace(0.002)
+    pace.observe(0.5, 100)
+    assert pace.seen_s_per_token == pace.s_per_token == pytest.approx(0.005)
 
 
 def test_steps_without_a_duration_tell_nothing() -> None:

@@ -93,6 +93,26 @@ def test_two_loads_wait_side_by_side() -> None:
     assert budget.fit(make_prefill("p", 48), 48, 512) == 44
 
 
+def test_a_load_that_is_waited_for_whatever_is_due_counts_for_those_who_come_to_it() -> None:
+    """One token behind 190 ms of loading; 100 tokens and 150 ms would take 175 ms without it."""
+    assert bears(make_budget(), 100, 0.15, 4)
+    budget = make_budget()
+    budget.wait_for(make_prefill("first", 9, num_computed_tokens=8), 1, 0.19, 4)
+    assert budget.stall_s == pytest.approx(0.19)
+    assert not bears(budget, 100, 0.15, 4)
+    assert budget.fit(make_prefill("p", 100), 100, 512) == 8, "10 ms are left; whole blocks of 4"
+
+
+@pytest.mark.parametrize(("num_tokens", "stall_s"), [(1, 0.1), (40, 0.07), (100, 0.025), (400, 0.025)])
+def test_what_a_step_is_longer_by(num_tokens: int, stall_s: float) -> None:
+    budget = make_budget()
+    budget.wait_for(make_prefill("loading", num_tokens + 8, num_computed_tokens=8), num_tokens, 0.1, 4)
+    assert budget.stall_s == pytest.approx(stall_s)
+    unknown = make_budget(model=None)
+    unknown.wait_for(make_prefill("loading", num_tokens + 8, num_computed_tokens=8), num_tokens, 0.1, 4)
+    assert unknown.stall_s == pytest.approx(0.1), "nobody knows what it hides under"
+
+
 def test_one_that_is_refused_leaves_the_step_as_it_was() -> None:
     budget = make_budget(make_decode("d", due_s=0.1))
     assert not bears(budget, 50, 0.9, 4)

@@ -471,3 +471,12 @@ def test_no_edge_joins_a_lost_slot_and_a_readable_one() -> None:
         directory._host.hold(H[0], is_write=False)
     with pytest.raises(InvalidSlotTransition, match="cannot go from lost to ready"):
         directory._host.settle(H[0])
+
+
+def test_a_block_keeps_its_position_for_its_writes() -> None:
+    directory = directory_of(4, 4, kept=1)
+    directory.begin_store(H[5], 1, 7)
+    directory.begin_read(H[0], 1, 3)
+    assert (directory.position(H[5]), directory.position(H[0])) == (7, 3)
+    with pytest.raises(ValueError, match="has no slot"):
+        directory.position(H[1])

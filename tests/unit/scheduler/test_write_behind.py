@@ -13,11 +13,11 @@ OUTPUT, PROMPT, KEYED = 0, 1, 2
 
 
 def drained(waiting: WriteBehind) -> list[tuple[bytes, int]]:
-    """All of them in their order."""
+    """All of them in their order, with their priority."""
     popped = []
     while (one := waiting.pop()) is not None:
         waiting.check()
-        popped.append(one)
+        popped.append(one[:2])
     return popped
 
 
@@ -25,7 +25,7 @@ def test_found_again_before_keyed_prompts_before_prompts_before_output_and_the_o
     waiting = WriteBehind()
     for name, priority in (("o", OUTPUT), ("p", PROMPT), ("k", KEYED)):
         for index in (1, 2):
-            waiting.add(f"{name}{index}".encode(), priority)
+            waiting.add(f"{name}{index}".encode(), priority, index)
     waiting.used(b"p2")
     waiting.used(b"o2")
     waiting.check()
@@ -37,14 +37,14 @@ def test_found_again_before_keyed_prompts_before_prompts_before_output_and_the_o
 
 def test_once_more_changes_nothing() -> None:
     waiting = WriteBehind()
-    waiting.add(b"a", PROMPT)
-    waiting.add(b"b", PROMPT)
-    waiting.add(b"a", KEYED)
-    waiting.add(b"c", PROMPT)
+    waiting.add(b"a", PROMPT, 4)
+    waiting.add(b"b", PROMPT, 5)
+    waiting.add(b"a", KEYED, 6)
+    waiting.add(b"c", PROMPT, 7)
     for block_hash in (b"b", b"c", b"b"):
         waiting.used(block_hash)
-    waiting.add(b"b", OUTPUT)
-    assert drained(waiting) == [(b"b", PROMPT), (b"c", PROMPT), (b"a", PROMPT)]
+    waiting.add(b"b", OUTPUT, 8)
+    assert [waiting.pop() for _ in range(4)] == [(b"b", PROMPT, 5), (b"c", PROMPT, 7), (b"a", PROMPT, 4), None]
 
 
 def test_who_is_not_here_is_neither_used_nor_dropped() -> None:
@@ -52,19 +52,19 @@ def test_who_is_not_here_is_neither_used_nor_dropped() -> None:
     waiting.used(b"a")
     waiting.drop(b"a")
     assert waiting.pop() is None
-    waiting.add(b"a", PROMPT)
+    waiting.add(b"a", PROMPT, 0)
     waiting.used(b"a")
     waiting.drop(b"a")
     waiting.check()
     assert len(waiting) == 0 and waiting.pop() is None
-    waiting.add(b"a", OUTPUT)
+    waiting.add(b"a", OUTPUT, 0)
     assert drained(waiting) == [(b"a", OUTPUT)]
 
 
 def test_a_book_that_lies_is_caught() -> None:
     waiting = WriteBehind()
-    waiting.add(b"a", PROMPT)
-    waiting._by_priority[REUSED][b"a"] = PROMPT
+    waiting.add(b"a", PROMPT, 0)
+    waiting._by_priority[REUSED][b"a"] = (PROMPT, 0)
     with pytest.raises(AssertionError):
         waiting.check()
 
@@ -104,7 +104,7 @@ def test_what_another_store_saved_is_passed_over() -> None:
     kv = make_tiered()
     request = make_request("r", 8, 9)
     compute(kv, request, 8)
-    block = (request.block_hashes[0], request.block_ids[0], PROMPT)
+    block = (request.block_hashes[0], request.block_ids[0], PROMPT, 0)
     assert kv.tiers.store([block], Purpose.FREES_BLOCKS) == 1
     kv.tiers.copy_in_background(is_idle=True)
     stores = [(t.purpose, t.block_hashes) for t in kv.tiers.take_outgoing() if t.kind is TransferKind.STORE]
