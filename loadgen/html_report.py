@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config import BenchError
+from loadgen.explanation import explain
 from loadgen.html_style import PATTERNS, STYLE
-from loadgen.html_tables import latency_table, outcome_table, server_table
-from loadgen.plots import TPOT, TTFT, plot_attainment, plot_cdf, plot_send_lag, plot_timeline
+from loadgen.html_tables import asked_table, latency_table, outcome_table, server_table
+from loadgen.plots import TPOT, TTFT, plot_attainment, plot_cdf, plot_first_tokens, plot_send_lag, plot_timeline
 from loadgen.result import BenchResult
 from loadgen.result_json import result_json
 from loadgen.verdict import verdict_sentence
@@ -60,9 +61,13 @@ def render_html(result: BenchResult) -> str:
         PATTERNS,
         "<main>",
         *_head(result),
-        "<h2>What became of the requests</h2>",
-        outcome_table(body),
+        "<h2>What was asked</h2>",
+        f'<p class="soft">{_text(_asked(result))}</p>',
+        asked_table(body),
         *_counted(result),
+        "<h2>What came of it</h2>",
+        outcome_table(body),
+        *_why(result),
         _figures(result),
         "<h2>How long they took</h2>",
         latency_table(body),
@@ -116,6 +121,25 @@ def _counted(result: BenchResult) -> Iterable[str]:
         )
 
 
+def _asked(result: BenchResult) -> str:
+    """The load in one sentence."""
+    text = _load(result)
+    replay = result.replay
+    if replay is not None:
+        text += f". Lengths and classes are those of {Path(replay.path).name}"
+        if replay.num_too_long:
+            what = {"drop": "left out", "clip": "shortened"}.get(replay.too_long, replay.too_long)
+            text += f"; of its {replay.num_rows:,} rows {replay.num_too_long:,} longer than the model reads: {what}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _why(result: BenchResult) -> Iterable[str]:
+    """What was missed, by how much, and what the server said."""
+    rows = explain(result)
+    if rows:
+        yield _list(rows)
+
+
 def _figures(result: BenchResult) -> str:
     figures = (
         ("Outcomes by class", "Each bar is all requests of a class.", plot_attainment(result)),
@@ -123,6 +147,11 @@ def _figures(result: BenchResult) -> str:
             "Requests over time",
             "When requests were due, and what became of them.",
             plot_timeline(result),
+        ),
+        (
+            "First tokens over time",
+            "Each mark is a request that was completed: when it was due, and how long its first token took.",
+            plot_first_tokens(result),
         ),
         (
             "Time to first token",
@@ -209,7 +238,7 @@ def _load(result: BenchResult) -> str:
         "trace": "the trace's own times",
     }
     factor = None if result.replay is None else result.replay.time_factor
-    scaled = "" if factor is None or factor == 1.0 else f", times {factor:.4g}"
+    scaled = "" if factor is None or factor == 1.0 else f", its gaps {factor:.3g} times as long as recorded"
     rate = (
         "" if config.arrival_kind == "trace" and config.rate is None else f", {config.rate_per_s:g} requests a second"
     )

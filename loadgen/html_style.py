@@ -28,6 +28,7 @@ p { margin: .4rem 0; max-width: 46rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .94rem; }
 th, td { padding: .3rem .55rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
+thead th { white-space: normal; vertical-align: bottom; }
 th:first-child, td.text, th.text { text-align: left; }
 tbody th { color: var(--text); }
 .scroll th:first-child { position: sticky; left: 0; background: var(--page); }
@@ -60,6 +61,7 @@ summary { cursor: pointer; }
 .s2 { stroke: var(--s2); stroke-dasharray: 2 3; }
 .s3 { stroke: var(--s3); stroke-dasharray: 10 3 2 3; } .s4 { stroke: var(--s4); stroke-dasharray: 14 5; }
 .s5 { stroke: var(--s5); stroke-dasharray: 4 2 1 2; }
+.spot.spot { fill: none; stroke-width: 1.4; stroke-dasharray: none; }
 .target.target { stroke-dasharray: 2 3; }
 .head, .band { stroke: none; }
 .head.s0, .band.s0 { fill: var(--s0); } .head.s1, .band.s1 { fill: var(--s1); } .head.s2, .band.s2 { fill: var(--s2); }

@@ -13,7 +13,19 @@ Way = tuple[str | int, ...]
 _ALWAYS = ("sent", "met", "late", "refused", "failed")
 _RARE = ("expired", "timed_out", "cancelled", "unjudged")
 _LATE = ("late_ttft", "late_tpot", "late_stall", "late_e2e")
-_MEASURES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s"), ("send lag", "send_lag_s"))
+_MEASURES = (
+    ("first token (TTFT)", "ttft_s"),
+    ("a token after it (TPOT)", "tpot_s"),
+    ("between tokens (ITL)", "itl_s"),
+    ("whole answer (E2E)", "e2e_s"),
+    ("sent late (send lag)", "send_lag_s"),
+)
+_TARGETS = (
+    ("first token within", "ttft_s"),
+    ("then a token per", "tpot_s"),
+    ("longest gap", "max_stall_s"),
+    ("whole answer within", "e2e_s"),
+)
 _QUANTILES = ("p50", "p90", "p95", "p99", "max")
 _SERVER_OUTCOMES = ("met", *_LATE, "refused", "expired", "failed", "timed_out", "cancelled", "unjudged")
 
@@ -38,6 +50,28 @@ def show_ms(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value * 1e3:,.0f}" if value >= 0.1 else f"{value * 1e3:.1f}"
+
+
+def asked_table(body: Body) -> str:
+    """A line a class: how much was asked, and within which time."""
+    targets = [(title, key) for title, key in _TARGETS if _find(body, ("overall", "targets", key)) is not None]
+    rows = []
+    for name, way in _class_ways(body):
+        cells = [
+            _cell(body, (*way, "sent"), show_count),
+            _cell(body, (*way, "asked", "per_s"), show_rate),
+            *(
+                _cell(body, (*way, "asked", kind, key), show_count)
+                for kind in ("prompt_tokens", "output_tokens")
+                for key in ("p50", "max")
+            ),
+        ]
+        for _, key in targets:
+            limits = _find(body, (*way, "targets", key)) if way[0] == "classes" else None
+            cells.append(_target_cell(body, (*way, "targets", key), limits))
+        rows.append(_row(name, cells, way))
+    titles = ("requests", "a second", "prompt tokens, median", "longest", "answer tokens, median", "longest")
+    return _table(("class", *titles, *(f"{title}, ms" for title, _ in targets)), rows)
 
 
 def outcome_table(body: Body) -> str:

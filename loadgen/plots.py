@@ -22,6 +22,8 @@ _MAX_BINS = 50
 _MAX_NAME_CHARS = 24
 _TAIL = 0.995
 """Share of a distribution that its axis surely shows."""
+_MAX_EMPTY = 4.0
+"""Targets beyond so many times the tail are not drawn."""
 _PERCENT = tuple((tick / 100.0, f"{tick}%") for tick in (0, 25, 50, 75, 100))
 
 
@@ -65,18 +67,21 @@ def plot_cdf(result: BenchResult, latency: Latency) -> str | None:
         return None
     targets = {name: _targets_ms(result, name, latency) for name in values}
     edges = [float(np.quantile(series, _TAIL)) for series in values.values()]
-    edges += [high for _, high in filter(None, targets.values())]
+    # A target of minutes would press answers of milliseconds to the edge: it is told instead of drawn.
+    far_ms = _MAX_EMPTY * max(edges)
+    drawn = {name: None if target is None or target[1] > far_ms else target for name, target in targets.items()}
+    edges += [high for _, high in filter(None, drawn.values())]
     keys = [
         Key(
             _line_sample(_series(result, name)),
-            f"{_short(name)}: median {_ms(float(np.median(series)))}{_aim(targets[name])}",
+            f"{_short(name)}: median {_ms(float(np.median(series)))}{_aim(targets[name], drawn[name] is not None)}",
         )
         for name, series in values.items()
     ]
     x = Axis.from_zero(f"{latency.what}, ms", max(edges) * 1.04)
     chart = Chart(x, Axis("completed requests", 0.0, 1.0, _PERCENT), keys)
     for name, series in values.items():
-        _draw_target(chart, targets[name], _series(result, name))
+        _draw_target(chart, drawn[name], _series(result, name))
         _draw_cdf(chart, series, _series(result, name), x.high)
     return chart.render(f"Distribution of the {latency.what}. " + "; ".join(key.text for key in keys))
 
@@ -99,6 +104,29 @@ def plot_timeline(result: BenchResult) -> str | None:
     _draw_stacks(chart, [(group, counts[group]) for group in shown], width_s)
     total = ", ".join(f"{counts[group].sum()} {group.value}" for group in shown)
     return chart.render(f"Requests over time: {total}.")
+
+
+def plot_first_tokens(result: BenchResult) -> str | None:
+    """The time to first token of each completed request by the moment it was due; None: none was completed."""
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in _names(result)}
+    for trace, _ in result.judged:
+        if trace.end is TraceEnd.COMPLETED:
+            due_s = max(trace.intended_s - result.run.started_s, 0.0)
+            points[trace.planned.slo_class].append((due_s, measure(trace).ttft_s))
+    shown = {name: each for name, each in points.items() if each}
+    if not shown:
+        return None
+    keys = [Key(_dot(_series(result, name), 15.0, 6.0), _short(name)) for name in shown]
+    offsets_s = _offsets_s(result)
+    width_s, num_bins = _bins(offsets_s)
+    x = Axis.up_to("seconds since the start, by the time a request was due", float(width_s * num_bins))
+    chart = Chart(x, Axis.from_zero("first token after, s", max(s for each in shown.values() for _, s in each)), keys)
+    _shade_phases(chart, result, x.high)
+    for name, each in shown.items():
+        for due_s, ttft_s in each:
+            chart.add(_dot(_series(result, name), chart.x(due_s), chart.y(ttft_s)))
+    slowest = "; ".join(f"{name}: at most {_ms(max(s for _, s in each) * 1e3)}" for name, each in shown.items())
+    return chart.render(f"Time to first token over time. {slowest}.")
 
 
 def plot_send_lag(result: BenchResult) -> str | None:
@@ -194,6 +222,14 @@ def _line_sample(series: int) -> str:
     return f'<line class="line s{series}" x1="0" x2="30" y1="6" y2="6"/>'
 
 
+def _dot(series: int, x: float, y: float) -> str:
+    """A mark whose shape differs from series to series."""
+    if series == 0:
+        return f'<circle class="spot s0" cx="{x:.1f}" cy="{y:.1f}" r="3"/>'
+    shapes = ("M-3 -3h6v6h-6z", "M0 -4l4 7h-8z", "M-4 0l4 -4 4 4 -4 4z", "M-3 -3l6 6M-3 3l6 -6", "M-4 0h8M0 -4v8")
+    return f'<path class="spot s{series}" transform="translate({x:.1f} {y:.1f})" d="{shapes[series - 1]}"/>'
+
+
 def _values_ms(result: BenchResult, name: str, latency: Latency) -> np.ndarray:
     values = (
         latency.value_s(measure(trace))
@@ -212,11 +248,14 @@ def _targets_ms(result: BenchResult, name: str, latency: Latency) -> tuple[float
     return (min(values), max(values)) if values else None
 
 
-def _aim(target_ms: tuple[float, float] | None) -> str:
+def _aim(target_ms: tuple[float, float] | None, is_drawn: bool) -> str:
     if target_ms is None:
         return ""
     low, high = (_ms(value) for value in target_ms)
-    return f", target {low}" if low == high else f", target {low.removesuffix(' ms')}–{high}"
+    where = "" if is_drawn else " (far right)"
+    same_unit = low.rpartition(" ")[2] == high.rpartition(" ")[2]
+    span = high if low == high else f"{low.rpartition(' ')[0] if same_unit else low}–{high}"
+    return f", target {span}{where}"
 
 
 def _draw_target(chart: Chart, target_ms: tuple[float, float] | None, series: int) -> None:
@@ -292,4 +331,6 @@ def _draw_stacks(chart: Chart, groups: Sequence[tuple[OutcomeGroup, np.ndarray]]
 
 
 def _ms(value_ms: float) -> str:
+    if value_ms >= 10_000.0:
+        return f"{value_ms / 1000.0:,.0f} s"
     return f"{value_ms:,.0f} ms" if value_ms >= 100.0 else f"{value_ms:.1f} ms"

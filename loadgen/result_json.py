@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from loadgen.metrics import ClassSummary, Outcome, Quantiles
 from loadgen.request_lines import request_json
 from loadgen.result import BenchResult
@@ -36,11 +38,16 @@ def result_json(result: BenchResult) -> dict[str, Any]:
         "trace": None if result.replay is None else dataclasses.asdict(result.replay),
         "calibration": dataclasses.asdict(result.calibration),
         "max_send_lag_p99_s": result.max_send_lag_s,
-        "overall": {**_summary_json(result.overall), "targets": _targets_json(result, None)},
+        "overall": {
+            **_summary_json(result.overall),
+            "asked": _asked_json(result, None),
+            "targets": _targets_json(result, None),
+        },
         "classes": {
             summary.name: {
                 **_summary_json(summary),
                 "objective": result.server.objectives.get(summary.name),
+                "asked": _asked_json(result, summary.name),
                 "targets": _targets_json(result, summary.name),
             }
             for summary in result.classes
@@ -92,6 +99,25 @@ def _quantiles_json(quantiles: Quantiles | None) -> dict[str, float] | None:
         "p99": quantiles.p99_s,
         "max": quantiles.max_s,
     }
+
+
+def _asked_json(result: BenchResult, name: str | None) -> dict[str, Any]:
+    """Of the counted requests of a class, or of all: how many a second, and lengths as planned."""
+    planned = [trace.planned for trace, _ in result.counted if name is None or trace.planned.slo_class == name]
+    length_s = result.window.length_s
+    return {
+        "per_s": len(planned) / length_s if length_s else None,
+        "prompt_tokens": _lengths_json([each.num_prompt_tokens for each in planned]),
+        "output_tokens": _lengths_json([each.num_output_tokens for each in planned]),
+    }
+
+
+def _lengths_json(lengths: Sequence[int]) -> dict[str, int] | None:
+    """Lengths that occur; null: nothing was asked."""
+    if not lengths:
+        return None
+    p50, p90, p99 = (int(value) for value in np.quantile(lengths, (0.5, 0.9, 0.99), method="inverted_cdf"))
+    return {"p50": p50, "p90": p90, "p99": p99, "max": max(lengths), "sum": sum(lengths)}
 
 
 def _targets_json(result: BenchResult, name: str | None) -> dict[str, dict[str, float] | None]:

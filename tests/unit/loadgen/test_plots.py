@@ -9,9 +9,19 @@ from collections import Counter
 import pytest
 
 from loadgen.metrics import LATE, Outcome, measure
-from loadgen.plots import TPOT, TTFT, Latency, plot_attainment, plot_cdf, plot_send_lag, plot_timeline
+from loadgen.plots import (
+    TPOT,
+    TTFT,
+    Latency,
+    plot_attainment,
+    plot_cdf,
+    plot_first_tokens,
+    plot_send_lag,
+    plot_timeline,
+)
 from loadgen.result import BenchResult
 from loadgen.svg_chart import Axis, round_step
+from loadgen.targets import TargetBook, Targets
 from loadgen.trace import TraceEnd
 from tests.html_page import Element, Page
 from tests.sample_bench import STARTED_S, sample_result
@@ -139,3 +149,38 @@ def test_axes_begin_at_zero_hold_their_values_and_have_round_ticks(high: float) 
     step = axis.ticks[1][0]
     assert float(f"{step:.0e}") == pytest.approx(step) and f"{step:.0e}"[0] in "125"
     assert round_step(step) == pytest.approx(step)
+
+
+def test_every_completed_request_is_a_mark_where_it_was_due_and_as_high_as_its_first_token_took() -> None:
+    result = sample_result()
+    text = plot_first_tokens(result)
+    assert text is not None
+    marks = [e for e in Page(text).elements if e.attributes.get("class", "").startswith("spot")]
+    y_ticks = _y_ticks(Page(text))
+    ticks = sorted((float(name), y) for name, y in y_ticks.items() if re.fullmatch(r"[\d.]+", name))
+    (low, bottom), (high, top) = ticks[0], ticks[-1]
+    for name, tag, legend_y in (("interactive", "circle", "6.0"), ("batch", "path", "6.0")):
+        found = []
+        for e in marks:
+            if e.tag != tag:
+                continue
+            at = re.fullmatch(r"translate\((\S+) (\S+)\)", e.attributes.get("transform", ""))
+            x, y = (e.attributes["cx"], e.attributes["cy"]) if at is None else (at[1], at[2])
+            if (x, y) != ("15.0", legend_y):
+                found.append(low + (bottom - float(y)) * (high - low) / (bottom - top))
+        expected = [
+            measure(trace).ttft_s
+            for trace, _ in result.judged
+            if trace.end is TraceEnd.COMPLETED and trace.planned.slo_class == name
+        ]
+        assert sorted(found) == pytest.approx(sorted(expected), abs=0.001)
+
+
+def test_a_target_far_beyond_all_answers_is_told_and_not_drawn() -> None:
+    result = sample_result()
+    near = plot_cdf(result, TTFT)
+    book = TargetBook({"interactive": Targets(ttft_s=0.15), "batch": Targets(ttft_s=600.0)}, {})
+    far = plot_cdf(dataclasses.replace(result, book=book), TTFT)
+    assert near is not None and far is not None
+    assert near.count('class="target') == 2 and far.count('class="target') == 1
+    assert ", target 600 s (far right)" in far
