@@ -180,3 +180,18 @@ def test_leaving_as_planned_is_no_error() -> None:
     left.end = None
     left.finish(TraceEnd.CANCELLED, 1.0, "the client left after 1 tokens, as planned", LEFT)
     assert count_errors([left]) == ()
+
+
+def test_what_was_asked_is_that_of_the_counted_requests() -> None:
+    result = sample_result()
+    body = result_json(result)
+    for name in ("interactive", "batch", None):
+        planned = [t.planned for t, _ in result.counted if name in (None, t.planned.slo_class)]
+        asked = body["overall"]["asked"] if name is None else body["classes"][name]["asked"]
+        lengths = sorted(each.num_prompt_tokens for each in planned)
+        rank = -(-len(lengths) // 2)
+        assert (asked["prompt_tokens"]["p50"], asked["prompt_tokens"]["max"]) == (lengths[rank - 1], lengths[-1])
+        assert asked["output_tokens"]["sum"] == sum(each.num_output_tokens for each in planned)
+        assert asked["per_s"] == pytest.approx(len(planned) / body["steady_window_s"])
+    empty = result_json(sample_result(0, warm_up_s=0.0, cool_down_s=0.0))
+    assert empty["overall"]["asked"]["prompt_tokens"] is None
