@@ -359,7 +359,7 @@ def test_closing_ends_what_is_under_way(files: FaultyFiles, tmp_path: Path) -> N
     link.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     DiskTier(tmp_path, FINGERPRINT, BLOCK_BYTES, 1 << 20).close()
 
 
