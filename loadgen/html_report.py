@@ -128,8 +128,9 @@ def _asked(result: BenchResult) -> str:
     if replay is not None:
         text += f". Lengths and classes are those of {Path(replay.path).name}"
         if replay.num_too_long:
-            what = {"drop": "left out", "clip": "shortened"}.get(replay.too_long, replay.too_long)
-            text += f"; of its {replay.num_rows:,} rows {replay.num_too_long:,} longer than the model reads: {what}"
+            what = {"drop": "Left out", "clip": "Shortened"}.get(replay.too_long, replay.too_long)
+            rows = f"{replay.num_too_long:,} of its {replay.num_rows:,} rows"
+            text += f". {what}, since longer than the model reads: {rows}"
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -150,7 +151,7 @@ def _figures(result: BenchResult) -> str:
         ),
         (
             "First tokens over time",
-            "Each mark is a request that was completed: when it was due, and how long its first token took.",
+            "Each mark is a completed request: when it was due, and how long its first token took.",
             plot_first_tokens(result),
         ),
         (
@@ -240,7 +241,7 @@ def _load(result: BenchResult) -> str:
     factor = None if result.replay is None else result.replay.time_factor
     scaled = "" if factor is None or factor == 1.0 else f", its gaps {factor:.3g} times as long as recorded"
     rate = (
-        "" if config.arrival_kind == "trace" and config.rate is None else f", {config.rate_per_s:g} requests a second"
+        "" if config.arrival_kind == "trace" and config.rate is None else f", {config.rate_per_s:g} a second on average"
     )
     return f"open loop, whatever the server does: {kinds[config.arrival_kind]}{rate}{scaled}"
 

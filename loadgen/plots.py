@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,8 +23,8 @@ _MAX_BINS = 50
 _MAX_NAME_CHARS = 24
 _TAIL = 0.995
 """Share of a distribution that its axis surely shows."""
-_MAX_EMPTY = 4.0
-"""Targets beyond so many times the tail are not drawn."""
+_MAX_RATIO = 20.0
+"""Of an axis's end to the least median: beyond it a class would be pressed to the edge, and the axis has decades."""
 _PERCENT = tuple((tick / 100.0, f"{tick}%") for tick in (0, 25, 50, 75, 100))
 
 
@@ -67,21 +68,18 @@ def plot_cdf(result: BenchResult, latency: Latency) -> str | None:
         return None
     targets = {name: _targets_ms(result, name, latency) for name in values}
     edges = [float(np.quantile(series, _TAIL)) for series in values.values()]
-    # A target of minutes would press answers of milliseconds to the edge: it is told instead of drawn.
-    far_ms = _MAX_EMPTY * max(edges)
-    drawn = {name: None if target is None or target[1] > far_ms else target for name, target in targets.items()}
-    edges += [high for _, high in filter(None, drawn.values())]
+    edges += [high for _, high in filter(None, targets.values())]
     keys = [
         Key(
             _line_sample(_series(result, name)),
-            f"{_short(name)}: median {_ms(float(np.median(series)))}{_aim(targets[name], drawn[name] is not None)}",
+            f"{_short(name)}: median {_ms(float(np.median(series)))}{_aim(targets[name])}",
         )
         for name, series in values.items()
     ]
-    x = Axis.from_zero(f"{latency.what}, ms", max(edges) * 1.04)
+    x = _axis_ms(latency.what, [float(np.median(series)) for series in values.values()], max(edges) * 1.04)
     chart = Chart(x, Axis("completed requests", 0.0, 1.0, _PERCENT), keys)
     for name, series in values.items():
-        _draw_target(chart, drawn[name], _series(result, name))
+        _draw_target(chart, targets[name], _series(result, name))
         _draw_cdf(chart, series, _series(result, name), x.high)
     return chart.render(f"Distribution of the {latency.what}. " + "; ".join(key.text for key in keys))
 
@@ -112,20 +110,35 @@ def plot_first_tokens(result: BenchResult) -> str | None:
     for trace, _ in result.judged:
         if trace.end is TraceEnd.COMPLETED:
             due_s = max(trace.intended_s - result.run.started_s, 0.0)
-            points[trace.planned.slo_class].append((due_s, measure(trace).ttft_s))
+            points[trace.planned.slo_class].append((due_s, measure(trace).ttft_s * 1e3))
     shown = {name: each for name, each in points.items() if each}
     if not shown:
         return None
-    keys = [Key(_dot(_series(result, name), 15.0, 6.0), _short(name)) for name in shown]
-    offsets_s = _offsets_s(result)
-    width_s, num_bins = _bins(offsets_s)
-    x = Axis.up_to("seconds since the start, by the time a request was due", float(width_s * num_bins))
-    chart = Chart(x, Axis.from_zero("first token after, s", max(s for each in shown.values() for _, s in each)), keys)
+    targets = {name: _targets_ms(result, name, TTFT) for name in shown}
+    keys = [
+        Key(
+            _dot(_series(result, name), 15.0, 6.0),
+            f"{_short(name)}{_aim(targets[name])}{' (dotted)' * bool(targets[name])}",
+        )
+        for name in shown
+    ]
+    x = Axis.up_to("seconds since the start, by the time a request was due", math.prod(_bins(_offsets_s(result))))
+    highs_ms = [ms for each in shown.values() for _, ms in each]
+    highs_ms += [target[1] for target in targets.values() if target is not None]
+    medians_ms = [float(np.median([ms for _, ms in each])) for each in shown.values()]
+    chart = Chart(x, _axis_ms("first token after", medians_ms, max(highs_ms)), keys)
     _shade_phases(chart, result, x.high)
     for name, each in shown.items():
-        for due_s, ttft_s in each:
-            chart.add(_dot(_series(result, name), chart.x(due_s), chart.y(ttft_s)))
-    slowest = "; ".join(f"{name}: at most {_ms(max(s for _, s in each) * 1e3)}" for name, each in shown.items())
+        target_ms, series = targets[name], _series(result, name)
+        if target_ms is not None:
+            y = chart.y(target_ms[1])
+            chart.add(
+                f'<line class="target s{series}" x1="{chart.x(0.0):.1f}" x2="{chart.x(x.high):.1f}" '
+                f'y1="{y:.1f}" y2="{y:.1f}"/>'
+            )
+        for due_s, ttft_ms in each:
+            chart.add(_dot(series, chart.x(due_s), chart.y(ttft_ms)))
+    slowest = "; ".join(f"{name}: at most {_ms(max(ms for _, ms in each))}" for name, each in shown.items())
     return chart.render(f"Time to first token over time. {slowest}.")
 
 
@@ -222,6 +235,14 @@ def _line_sample(series: int) -> str:
     return f'<line class="line s{series}" x1="0" x2="30" y1="6" y2="6"/>'
 
 
+def _axis_ms(what: str, medians_ms: Sequence[float], high_ms: float) -> Axis:
+    """From zero where that shows every class; else of decades, from below the least median."""
+    least_ms = min(medians_ms)
+    if 0.0 < least_ms < high_ms / _MAX_RATIO:
+        return Axis.of_decades(f"{what}, s", least_ms / 3.0, high_ms, shown=1e-3)
+    return Axis.from_zero(f"{what}, ms", high_ms)
+
+
 def _dot(series: int, x: float, y: float) -> str:
     """A mark whose shape differs from series to series."""
     if series == 0:
@@ -248,14 +269,13 @@ def _targets_ms(result: BenchResult, name: str, latency: Latency) -> tuple[float
     return (min(values), max(values)) if values else None
 
 
-def _aim(target_ms: tuple[float, float] | None, is_drawn: bool) -> str:
+def _aim(target_ms: tuple[float, float] | None) -> str:
     if target_ms is None:
         return ""
     low, high = (_ms(value) for value in target_ms)
-    where = "" if is_drawn else " (far right)"
     same_unit = low.rpartition(" ")[2] == high.rpartition(" ")[2]
     span = high if low == high else f"{low.rpartition(' ')[0] if same_unit else low}–{high}"
-    return f", target {span}{where}"
+    return f", target {span}"
 
 
 def _draw_target(chart: Chart, target_ms: tuple[float, float] | None, series: int) -> None:

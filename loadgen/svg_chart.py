@@ -26,6 +26,17 @@ class Axis:
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
+    is_log: bool = False
+    """Equal ratios are equally far apart."""
+
+    @classmethod
+    def of_decades(cls, label: str, low: float, high: float, shown: float = 1.0) -> Axis:
+        """From a power of ten at or below `low`, which is above 0, to one at or above `high`; ticks show values times
+        `shown`, a power of ten."""
+        first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+        powers = range(first, max(last, first + 1) + 1)
+        ticks = tuple((10.0**power, _tick_text(10.0**power * shown, 10.0**power * shown)) for power in powers)
+        return cls(label, ticks[0][0], ticks[-1][0], ticks, is_log=True)
 
     @classmethod
     def from_zero(cls, label: str, high: float) -> Axis:
@@ -44,7 +55,12 @@ class Axis:
 
     def share(self, value: float) -> float:
         """Where a value lies, from 0 to 1; what is beyond an end lies at it."""
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        if self.is_log:
+            value = max(value, self.low)
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return min(max(share, 0.0), 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
