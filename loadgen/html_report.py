@@ -240,9 +240,9 @@ def _load(result: BenchResult) -> str:
     }
     factor = None if result.replay is None else result.replay.time_factor
     scaled = "" if factor is None or factor == 1.0 else f", its gaps {factor:.3g} times as long as recorded"
-    rate = (
-        "" if config.arrival_kind == "trace" and config.rate is None else f", {config.rate_per_s:g} a second on average"
-    )
+    rate = f", {config.rate_per_s:g} a second on average"
+    if config.arrival_kind == "trace":
+        rate = "" if config.rate is None else f", scaled to {config.rate:g} a second over the whole trace"
     return f"open loop, whatever the server does: {kinds[config.arrival_kind]}{rate}{scaled}"
 
 
