@@ -24,7 +24,7 @@ _OTHER_WORDS = {
     Outcome.REFUSED: "refused by the server",
     Outcome.EXPIRED: "given up by the server after a wait in its queue",
     Outcome.FAILED: "failed",
-    Outcome.TIMED_OUT: "not answered within the client's patience",
+    Outcome.TIMED_OUT: "not at an end within the client's patience",
     Outcome.CANCELLED: "left by the client, which is neither met nor missed",
     Outcome.UNJUDGED: "without a known target",
 }
@@ -51,7 +51,8 @@ def _explain_class(result: BenchResult, pairs: Judged) -> str:
         if outcome in _LATE_WORDS:
             parts.append(f"{count:,} {_LATE_WORDS[outcome]}{_beyond(result, traces, outcome)}")
         else:
-            parts.append(f"{count:,} {_OTHER_WORDS[outcome]}{_answers(traces)}")
+            patience = f" of {result.config.timeout_s:g} s" if outcome is Outcome.TIMED_OUT else ""
+            parts.append(f"{count:,} {_OTHER_WORDS[outcome]}{patience}{_answers(traces)}")
     return f"{num_met:,} of {len(pairs):,} kept every target; {', '.join(parts)}."
 
 

@@ -25,6 +25,8 @@ _TAIL = 0.995
 """Share of a distribution that its axis surely shows."""
 _MAX_RATIO = 20.0
 """Of an axis's end to the least median: beyond it a class would be pressed to the edge, and the axis has decades."""
+_MOST_MS = 5000.0
+"""Where an axis ends at the latest that is in milliseconds: larger numbers do not fit beside it."""
 _PERCENT = tuple((tick / 100.0, f"{tick}%") for tick in (0, 25, 50, 75, 100))
 
 
@@ -240,6 +242,8 @@ def _axis_ms(what: str, medians_ms: Sequence[float], high_ms: float) -> Axis:
     least_ms = min(medians_ms)
     if 0.0 < least_ms < high_ms / _MAX_RATIO:
         return Axis.of_decades(f"{what}, s", least_ms / 3.0, high_ms, shown=1e-3)
+    if high_ms > _MOST_MS:
+        return Axis.from_zero(f"{what}, s", high_ms, shown=1e-3)
     return Axis.from_zero(f"{what}, ms", high_ms)
 
 

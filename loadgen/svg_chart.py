@@ -39,12 +39,13 @@ class Axis:
         return cls(label, ticks[0][0], ticks[-1][0], ticks, is_log=True)
 
     @classmethod
-    def from_zero(cls, label: str, high: float) -> Axis:
-        """From 0 to at least `high`, with round ticks."""
+    def from_zero(cls, label: str, high: float, shown: float = 1.0) -> Axis:
+        """From 0 to at least `high`, with round ticks, which show values times `shown`, a power of ten."""
         step = round_step(max(high, 1e-9) / _NUM_TICKS)
         num = max(math.ceil(high / step - 1e-9), 1)
         values = [step * i for i in range(num + 1)]
-        return cls(label, 0.0, values[-1], tuple((value, _tick_text(value, step)) for value in values))
+        ticks = tuple((value, _tick_text(value * shown, step * shown)) for value in values)
+        return cls(label, 0.0, values[-1], ticks)
 
     @classmethod
     def up_to(cls, label: str, high: float) -> Axis:

@@ -202,3 +202,21 @@ def test_decades_hold_both_ends_and_equal_ratios_are_equally_far(low: float, rat
     middle = (axis.low * axis.high) ** 0.5
     assert axis.share(middle) == pytest.approx(0.5)
     assert all(float(text.replace(",", "")) == pytest.approx(value) for value, text in axis.ticks)
+
+
+def test_long_answers_are_told_in_seconds() -> None:
+    result = sample_result()
+    short, long = plot_cdf(result, TTFT), plot_cdf(_slowed(result), TTFT)
+    assert short is not None and "time to first token, ms" in short
+    assert long is not None and "time to first token, s<" in long
+    texts = [e.text for e in Page(long).all("text") if e.attributes["class"] == "tick"]
+    assert all(len(text) <= 5 for text in texts)
+
+
+def _slowed(result: BenchResult) -> BenchResult:
+    """As if every request had been due half a minute earlier."""
+    judged = [
+        (dataclasses.replace(trace, intended_s=trace.intended_s - 30.0), outcome) for trace, outcome in result.judged
+    ]
+    window = dataclasses.replace(result.window, start_s=-1e9, end_s=None)
+    return dataclasses.replace(result, judged=tuple(judged), window=window)
