@@ -22,7 +22,7 @@ from loadgen.live_view import LiveView
 from loadgen.metrics import judge
 from loadgen.open_files import raise_open_files_limit
 from loadgen.report import encode_json, print_report
-from loadgen.report_file import STDOUT, check_report_path, write_report
+from loadgen.report_file import STDOUT, check_report_paths, write_report
 from loadgen.request_lines import RequestLines, open_request_lines
 from loadgen.result import BenchResult, make_result
 from loadgen.runner import Runner, RunResult
@@ -32,7 +32,7 @@ from loadgen.server_view import ServerView, compare_counts
 from loadgen.targets import ClassTargets, TargetBook, parse_overrides
 from loadgen.trace import RequestTrace
 from loadgen.trace_workload import Replay, TraceWorkload
-from loadgen.traces.importer import load_trace
+from loadgen.traces.importer import checksum_of, load_trace
 from loadgen.traces.trace_error import TraceError
 from loadgen.traces.trace_file import Trace
 from loadgen.workload import PlannedRequest, Workload
@@ -48,23 +48,53 @@ EXIT_INTERRUPTED = 130
 def main_bench(config: BenchConfig) -> int:
     """Run the load test, print its table, write its JSON and its HTML, and return the exit code.
 
-    Ctrl-C stops the sending, cuts off what is open, and still reports.
+    Ctrl-C and SIGTERM stop the sending, cut off what is open, and still report. A report that cannot be written keeps
+    none of the others from being written.
     """
     errors = Console(stderr=True)
     try:
-        check_report_path(config.json_path)
-        check_report_path(config.html_path)
+        _check_paths(config)
         result = asyncio.run(run_bench(config, errors))
-        print_report(result, errors if config.json_path == STDOUT else Console())
-        write_report(config.json_path, encode_json(result))
-        if config.html_path is not None:
-            write_html(result, config.html_path)
     except BenchError as error:
-        errors.print(f"headrace bench: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+        _print_error(errors, error)
+        return EXIT_NOT_RUN
+    print_report(result, errors if config.json_path == STDOUT else Console())
+    if not _write_reports(result, errors):
         return EXIT_NOT_RUN
     if result.run.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_VALID if result.is_valid else EXIT_INVALID
+
+
+def _check_paths(config: BenchConfig) -> None:
+    """Raises BenchError: a result would be lost, or come in no form that was asked for."""
+    if config.json_format != "headrace" and config.json_path is None:
+        raise BenchError(f"--format {config.json_format} is of the JSON, which goes nowhere: add --json PATH")
+    check_report_paths(
+        {"--json": config.json_path, "--html": config.html_path, "--requests-path": config.requests_path},
+        {"--trace": config.trace_path},
+    )
+
+
+def _write_reports(result: BenchResult, errors: Console) -> bool:
+    """Whether all could be written."""
+    config, is_written = result.config, True
+    try:
+        write_report(config.json_path, encode_json(result))
+    except BenchError as error:
+        _print_error(errors, error)
+        is_written = False
+    try:
+        if config.html_path is not None:
+            write_html(result, config.html_path)
+    except BenchError as error:
+        _print_error(errors, error)
+        is_written = False
+    return is_written
+
+
+def _print_error(errors: Console, error: BenchError) -> None:
+    errors.print(f"headrace bench: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
 
 
 async def run_bench(config: BenchConfig, progress_console: Console) -> BenchResult:
@@ -106,7 +136,8 @@ def _plan(
     if trace is None:
         return Workload(config, mix, calibration).requests(), None
     max_model_len = server.max_model_len if config.max_model_len is None else config.max_model_len
-    load = TraceWorkload(config, mix, trace, calibration, max_model_len)
+    assert config.trace_path is not None
+    load = TraceWorkload(config, mix, trace, calibration, max_model_len, checksum_of(Path(config.trace_path)))
     return load.requests(), load.replay
 
 
@@ -143,7 +174,7 @@ async def _run(
     live = LiveView(mix.names, console, clock, num_planned=config.max_requests, wanted=config.progress)
     with open_request_lines(config.requests_path) as lines, live:
         runner = Runner(config, client, _Watch(book, lines, live))
-        with _interrupt_on_sigint(runner):
+        with _interrupt_on_signals(runner):
             return await runner.run(requests)
 
 
@@ -173,8 +204,9 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def _interrupt_on_sigint(runner: Runner) -> Iterator[None]:
-    """The first Ctrl-C ends the run; a second one ends the program."""
+def _interrupt_on_signals(runner: Runner) -> Iterator[None]:
+    """The first Ctrl-C ends the run; a second one ends the program. SIGTERM ends the run however often it comes:
+    `timeout` of coreutils sends it twice, to the process and to its group."""
     loop = asyncio.get_running_loop()
 
     def on_sigint() -> None:
@@ -183,6 +215,7 @@ def _interrupt_on_sigint(runner: Runner) -> Iterator[None]:
 
     try:
         loop.add_signal_handler(signal.SIGINT, on_sigint)
+        loop.add_signal_handler(signal.SIGTERM, runner.interrupt)
     except (NotImplementedError, RuntimeError, ValueError):  # no such signals here, or not the main thread
         yield
         return
@@ -190,3 +223,4 @@ def _interrupt_on_sigint(runner: Runner) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)

@@ -20,7 +20,7 @@ from loadgen.metrics import Outcome
 from loadgen.objectives import Question, parse_question
 from loadgen.offered_load import OfferedLoad, ReplayedRows
 from loadgen.probe import ClassCount, Grader, Look, Probe
-from loadgen.report_file import STDOUT, check_report_path, write_report
+from loadgen.report_file import STDOUT, check_report_paths, write_report
 from loadgen.result import BenchResult
 from loadgen.search import Search, SearchLimits
 from loadgen.server_probe import ServerInfo, probe_server
@@ -40,7 +40,7 @@ def main_capacity(config: BenchConfig, options: CapacityConfig) -> int:
     run = CapacityRun(config, options, errors)
     code = EXIT_VALID
     try:
-        check_report_path(config.json_path)
+        check_report_paths({"--json": config.json_path}, {"--trace": config.trace_path})
         asyncio.run(run.run())
     except BenchError as error:
         errors.print(f"headrace capacity: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)

@@ -145,6 +145,7 @@ def parse_class_mix(config: BenchConfig, option: str = "--class", keys: tuple[st
     prompt = TokenRange.parse(config.prompt_tokens, "--prompt-tokens")
     output = TokenRange.parse(config.output_tokens, "--output-tokens")
     if not config.classes:
+        _check_burstiness(config, ())
         return ClassMix((ClassShare(NO_CLASS, 1.0, prompt, output),), names_class=False)
     classes = tuple(
         _parse_class(text, option, ClassShare("", 1.0, prompt, output), keys, config.trace_path is not None)
@@ -155,7 +156,23 @@ def parse_class_mix(config: BenchConfig, option: str = "--class", keys: tuple[st
         raise BenchError(f"{option} names repeat: {', '.join(names)}")
     if not config.is_open_loop and any(c.has_own_arrivals for c in classes):
         raise BenchError(f"{option} gives rate, arrivals or cv, but --concurrency sends when an answer is there")
+    _check_burstiness(config, classes)
     return ClassMix(classes, names_class=True)
+
+
+def _check_burstiness(config: BenchConfig, classes: tuple[ClassShare, ...]) -> None:
+    """Raises BenchError: it is given, and nothing has gaps of that shape."""
+    if config.burstiness == 1.0:
+        return
+    if not config.is_open_loop:
+        raise BenchError(
+            f"--burstiness is {config.burstiness:g}, but --concurrency sends when an answer is there: leave one out"
+        )
+    if config.arrival_kind != "gamma" and not any(c.arrivals == "gamma" and c.cv is None for c in classes):
+        raise BenchError(
+            f"--burstiness is {config.burstiness:g}, but the arrivals are {config.arrival_kind}: give "
+            "--arrivals gamma, or leave --burstiness out"
+        )
 
 
 def _parse_class(text: str, option: str, defaults: ClassShare, keys: tuple[str, ...], is_replayed: bool) -> ClassShare:
@@ -167,6 +184,8 @@ def _parse_class(text: str, option: str, defaults: ClassShare, keys: tuple[str, 
     said_twice = sorted(set(pairs) & set(_LOAD_KEYS)) if is_replayed else []
     if said_twice:
         raise BenchError(f"{what}: {said_twice[0]} is what the trace says; leave it out, or --trace")
+    if "" in pairs and "share" in pairs:
+        raise BenchError(f"{what}: the share is given twice, as {pairs['']!r} and as share={pairs['share']!r}")
     if "service_tier" in pairs and not pairs["service_tier"]:
         raise BenchError(f"{what}: service_tier is empty: write the tier's name")
 

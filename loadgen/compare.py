@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from loadgen.bootstrap import Bootstrap, Difference, Statistic, WeightedMean, WeightedQuantile, number_clusters
+from loadgen.cached_share import CachedShare, cached_share
 from loadgen.config import BenchError
 from loadgen.mcnemar import mcnemar_exact
 from loadgen.saved_run import SavedRequest, SavedRun
@@ -81,6 +82,13 @@ class Comparison:
     has_other_targets: bool
     """A response of the second run told other targets than that of its partner."""
     rows: tuple[Row, ...]
+    cached: tuple[CachedShare, ...] = ()
+    """By class and for all, where both runs tell. No metric of the server's work: it decides no verdict."""
+
+    @property
+    def cache_difference(self) -> CachedShare | None:
+        """The widest clear one; None: the prefix cache held about as much in both runs."""
+        return max((each for each in self.cached if each.differs), key=lambda each: abs(each.change), default=None)
 
     def find(self, metric: str, slo_class: str) -> Row | None:
         return next((row for row in self.rows if (row.metric, row.slo_class) == (metric, slo_class)), None)
@@ -118,6 +126,7 @@ def compare_pairs(first: SavedRun, second: SavedRun, bootstrap: Bootstrap) -> Co
         num_alone=len(first.requests) + len(second.requests) - 2 * len(pairs),
         has_other_targets=any(one.targets != other.targets for one, other in pairs if one.targets and other.targets),
         rows=tuple(rows),
+        cached=_cached(*_told_of_both(pairs)),
     )
 
 
@@ -128,7 +137,22 @@ def compare_unpaired(first: SavedRun, second: SavedRun, bootstrap: Bootstrap) ->
         for name in _scopes([*first.requests, *second.requests])
         for metric in METRICS
     ]
-    return Comparison(False, 0, len(first.requests) + len(second.requests), False, tuple(rows))
+    num_alone, cached = len(first.requests) + len(second.requests), _cached(first.requests, second.requests)
+    return Comparison(False, 0, num_alone, False, tuple(rows), cached)
+
+
+def _told_of_both(pairs: Sequence[Pair]) -> tuple[list[SavedRequest], list[SavedRequest]]:
+    """Both sides of the pairs whose prompt tokens are known on both: so the same prompts stand in both shares."""
+    told = [pair for pair in pairs if all(request.num_prompt_tokens for request in pair)]
+    return [one for one, _ in told], [other for _, other in told]
+
+
+def _cached(first: Sequence[SavedRequest], second: Sequence[SavedRequest]) -> tuple[CachedShare, ...]:
+    shares = (
+        cached_share(name, *([each for each in side if name in (ALL, each.slo_class)] for side in (first, second)))
+        for name in _scopes([*first, *second])
+    )
+    return tuple(share for share in shares if share is not None)
 
 
 def _pair_up(first: SavedRun, second: SavedRun) -> list[Pair]:

@@ -12,7 +12,7 @@ from loadgen.compare import compare_pairs, compare_unpaired
 from loadgen.compare_report import CompareReport, encode_compare_json, print_comparison
 from loadgen.config import BenchError
 from loadgen.fail_if import parse_condition
-from loadgen.report_file import STDOUT, check_report_path, write_report
+from loadgen.report_file import STDOUT, check_report_paths, write_report
 from loadgen.saved_run import SavedRun, plan_differences, read_saved_run
 
 EXIT_COMPARED = 0
@@ -41,7 +41,8 @@ def main_compare(config: CompareConfig) -> int:
     """
     errors = Console(stderr=True)
     try:
-        check_report_path(config.json_path)
+        read = {"the first result": str(config.first_path), "the second result": str(config.second_path)}
+        check_report_paths({"--json": config.json_path}, read)
         report = run_compare(config)
         print_comparison(report, errors if config.json_path == STDOUT else Console())
         write_report(config.json_path, encode_compare_json(report))

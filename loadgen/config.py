@@ -43,8 +43,8 @@ class BenchConfig:
     burstiness: float = dataclasses.field(
         default=1.0,
         metadata={
-            "help": "Of gamma arrivals: the shape of their gaps, whose coefficient of variation is its inverse square "
-            "root. 1 is Poisson, less is more bursty.",
+            "help": "Shape of the gaps between arrivals, whose coefficient of variation is its inverse square root: 1 "
+            "is Poisson, less is more bursty. Another number than 1 makes the arrivals gamma.",
             "min": 1e-3,
         },
     )
@@ -225,8 +225,17 @@ class BenchConfig:
                 f"rate ({self.rate}) and concurrency ({self.concurrency}) exclude each other: "
                 "an open loop sends on schedule, a closed one when an answer is there"
             )
+        key = self.api_key
+        if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
+            what = "holds characters that no header may have" if key.strip() else "is empty"
+            raise ValueError(f"api-key {what}: is its variable right? Leave it out for a server without keys")
         if self.arrivals == "trace" and self.trace_path is None:
             raise ValueError("arrivals is 'trace' but there is no trace: give one with --trace")
+        if self.duration_s is not None and self.warm_up_s + self.cool_down_s >= self.duration_s:
+            raise ValueError(
+                f"warm-up ({self.warm_up_s:g} s) and cool-down ({self.cool_down_s:g} s) leave nothing of the duration "
+                f"({self.duration_s:g} s) to count: lengthen it, or shorten these"
+            )
 
     @property
     def is_open_loop(self) -> bool:
@@ -237,7 +246,9 @@ class BenchConfig:
         """Of the open loop."""
         if self.arrivals is not None:
             return self.arrivals
-        return "poisson" if self.trace_path is None else "trace"
+        if self.trace_path is not None:
+            return "trace"
+        return "poisson" if self.burstiness == 1.0 else "gamma"
 
     @property
     def rate_per_s(self) -> float:

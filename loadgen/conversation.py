@@ -22,7 +22,11 @@ class Conversation:
 
     def num_after(self, planned: PlannedRequest) -> int:
         """Turns that wait for it, or for one that waits for it."""
-        return sum(1 + self.num_after(turn) for turn in self.after(planned))
+        num, waiting = 0, list(self.after(planned))
+        while waiting:  # no recursion: a recorded conversation may have thousands of turns
+            num += 1
+            waiting += self.after(waiting.pop())
+        return num
 
 
 def conversations(requests: Iterable[PlannedRequest]) -> Iterator[Conversation]:

@@ -11,6 +11,8 @@ from loadgen.trace import Chunk, RequestTrace, TraceEnd
 
 DONE = "[DONE]"
 _MAX_ERROR_BODY_BYTES = 65_536
+_MAX_ERROR_CHARS = 600
+_CUT = " ..."
 
 
 class StreamError(Exception):
@@ -191,17 +193,23 @@ def _json_or_text(raw: bytes) -> object:
 
 
 def _refusal_end(status: int, code: str | None) -> TraceEnd:
-    """429 and 503 are a server's way to say no; anything else that is not 200 is a failure."""
+    """429 and 503 are a server's way to say no; anything else that is not 200 is a failure. So is an engine that died
+    with the request in it, though the status is 503."""
     if status == 503 and code == "expired":
         return TraceEnd.EXPIRED
+    if code == "engine_died":
+        return TraceEnd.FAILED
     return TraceEnd.REFUSED if status in (429, 503) else TraceEnd.FAILED
 
 
 def error_text(body: object) -> str:
-    """What an error body says, in one short line."""
+    """What an error body says, in one line of at most `_MAX_ERROR_CHARS`: the way out often stands at its end."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(message).split())[:200]
+    text = " ".join(str(message).split())
+    if len(text) <= _MAX_ERROR_CHARS:
+        return text
+    return text[: _MAX_ERROR_CHARS - len(_CUT)].rsplit(" ", 1)[0] + _CUT
 
 
 def error_code(body: object) -> str | None:

@@ -137,14 +137,17 @@ class Runner:
 
     async def _work_through(self, conversation: Conversation, planned: PlannedRequest, intended_s: float) -> None:
         """Send a request, and then, one by one, the turns that wait for its answer: a client has one open."""
-        trace = await self._send_one(planned, intended_s)
-        for turn in self._turns_after(conversation, trace):
-            turn_due_s = max(due_s(turn, _end_s(trace), self._started_s), asyncio.get_running_loop().time())
+        waiting = [(planned, intended_s)]
+        while waiting:  # depth first, without recursion: a recorded conversation may have thousands of turns
+            turn, at_least_s = waiting.pop()
+            turn_due_s = max(at_least_s, asyncio.get_running_loop().time()) if turn is not planned else intended_s
             if not self._is_in_time(turn_due_s):
-                break
+                continue
             await self._sleep_until(turn_due_s)
-            await self._work_through(conversation, turn, turn_due_s)
-        _forget_text(trace)
+            trace = await self._send_one(turn, turn_due_s)
+            later = self._turns_after(conversation, trace)
+            waiting += [(each, due_s(each, _end_s(trace), self._started_s)) for each in reversed(later)]
+            _forget_text(trace)
 
     def _turns_after(self, conversation: Conversation, trace: RequestTrace) -> tuple[PlannedRequest, ...]:
         turns = conversation.after(trace.planned)

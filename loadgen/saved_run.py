@@ -38,6 +38,10 @@ class SavedRequest:
     """None: it did not complete, or has too few tokens."""
     targets: tuple[tuple[str, float | None], ...]
     """As the response told them."""
+    num_prompt_tokens: int = 0
+    """0: not known."""
+    num_cached_tokens: int = 0
+    """Of these."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ def _read_request(entry: Mapping[str, Any]) -> SavedRequest:
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         targets=tuple(told.items()) if told else (),
+        num_prompt_tokens=int(entry["prompt_tokens"] or 0),
+        num_cached_tokens=int(entry["cached_prompt_tokens"] or 0),
     )
 
 

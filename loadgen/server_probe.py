@@ -54,7 +54,7 @@ async def probe_server(config: BenchConfig, http: httpx.AsyncClient) -> ServerIn
     model = config.model or _first_model(_json(models))
     max_model_len = _model_len(_json(models), model)
     if model is None:
-        raise BenchError(f"{http.base_url}v1/models lists no model (HTTP {models.status_code}): name one with --model")
+        raise BenchError(f"{_root(http)}/v1/models lists no model (HTTP {models.status_code}): name one with --model")
     if max_model_len is None:
         props = await _get(http, "/props")
         max_model_len = _context_len(_json(props)) if props.status_code == 200 else None
@@ -70,7 +70,14 @@ async def _get(http: httpx.AsyncClient, path: str) -> httpx.Response:
         raise BenchError(f"{http.base_url} is no URL: {error}") from error
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
-        raise BenchError(f"cannot reach {http.base_url}: {reason}. Is the server running there?") from error
+        hint = "Is the server running there?"
+        if "WRONG_VERSION_NUMBER" in reason:  # what the TLS library says to an answer that is not TLS
+            hint = f"It does not speak TLS: try {_root(http).replace('https:', 'http:', 1)}"
+        raise BenchError(f"cannot reach {http.base_url}: {reason}. {hint}") from error
+
+
+def _root(http: httpx.AsyncClient) -> str:
+    return str(http.base_url).rstrip("/")
 
 
 def _json(response: httpx.Response) -> object:

@@ -222,10 +222,16 @@ def _clock_note(view: ClassView, has_own_targets: bool) -> str:
     )
     if view.client_ttft_s is not None and view.send_lag_s is not None and view.server_ttft_s is not None:
         between_s = view.client_ttft_s - view.send_lag_s - view.server_ttft_s
-        text += (
-            f": mean TTFT {view.client_ttft_s * 1e3:.1f} ms here = {view.send_lag_s * 1e3:.1f} ms sent late "
-            f"+ {view.server_ttft_s * 1e3:.1f} ms in the server + {between_s * 1e3:.1f} ms on the way"
-        )
+        if view.server_offered > view.client_sent or view.open_before or between_s < 0.0:
+            text += (
+                f": mean TTFT {view.client_ttft_s * 1e3:.1f} ms here, {view.server_ttft_s * 1e3:.1f} ms there, which "
+                "is not of the same requests and so tells nothing of the time on the way"
+            )
+        else:
+            text += (
+                f": mean TTFT {view.client_ttft_s * 1e3:.1f} ms here = {view.send_lag_s * 1e3:.1f} ms sent late "
+                f"+ {view.server_ttft_s * 1e3:.1f} ms in the server + {between_s * 1e3:.1f} ms on the way"
+            )
     return text + ("; and the targets here are the client's own" if has_own_targets else "")
 
 

@@ -25,6 +25,7 @@ class Replay:
 
     path: str
     sha256: str
+    """Of the file itself."""
     num_rows: int
     num_too_long: int
     """Rows longer than the model reads, and turns after a dropped one."""
@@ -53,11 +54,13 @@ class TraceWorkload:
         trace: Trace,
         calibration: Calibration,
         max_model_len: int | None,
+        sha256: str,
     ) -> None:
         """
         Args:
             mix: with the trace's labels (`ClassMix.with_labels`).
             max_model_len: tokens of prompt and answer that the model reads; None: not known.
+            sha256: of the file that is replayed. Its sidecar tells of the source's, which many pieces share.
 
         Raises:
             BenchError: rows are too long and are to fail; or the trace has no rate to scale.
@@ -79,7 +82,7 @@ class TraceWorkload:
         uses_times = config.is_open_loop and config.arrival_kind == "trace"
         self.replay = Replay(
             path=config.trace_path or "",
-            sha256=trace.meta.source_sha256,
+            sha256=sha256,
             num_rows=len(trace.requests),
             num_too_long=limit.num_too_long,
             too_long=config.too_long,
@@ -116,9 +119,12 @@ class TraceWorkload:
         return arrival_offsets_s(kind, rate_per_s, random.Random(f"{config.seed}/arrivals"), config.burstiness**-0.5)
 
     def _conversation(self, row_id: int) -> Iterator[int]:
-        yield row_id
-        for turn_id in self._followers.get(row_id, ()):
-            yield from self._conversation(turn_id)
+        """The row, and all that wait for it, depth first; without recursion, since there may be thousands."""
+        waiting = [row_id]
+        while waiting:
+            turn_id = waiting.pop()
+            yield turn_id
+            waiting += reversed(self._followers.get(turn_id, ()))
 
     def _plan(self, index: int, row_id: int, offset_s: float | None, slo_class: str) -> PlannedRequest:
         row = self._rows[row_id]

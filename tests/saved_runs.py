@@ -32,6 +32,8 @@ class Answer:
     end: TraceEnd = TraceEnd.COMPLETED
     session: str | None = None
     told_ttft_s: float | None = None
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
 
 
 def make_run(answers: Sequence[Answer], **options: Any) -> BenchResult:
@@ -56,6 +58,7 @@ def _trace(index: int, answer: Answer) -> RequestTrace:
         index, answer.slo_class, float(index), "hi", 1, answer.num_tokens, trace_id=index, session=answer.session
     )
     trace = RequestTrace(planned, intended_s, intended_s)
+    trace.num_prompt_tokens, trace.num_cached_tokens = answer.num_prompt_tokens, answer.num_cached_tokens
     if answer.told_ttft_s is not None:
         trace.told = ToldTargets(answer.slo_class, Targets(ttft_s=answer.told_ttft_s))
     if answer.end is TraceEnd.COMPLETED:

@@ -140,7 +140,7 @@ def trace_describe_command(
     from loadgen.traces.summary_text import describe_lines
 
     if png_path is not None:
-        check_is_other(png_path, path)
+        check_is_other(png_path, path, option="--png")
     with reporting():
         trace = load_trace(path)
         if png_path is not None:
@@ -153,11 +153,21 @@ def trace_describe_command(
 @trace_app.command("validate", short_help="Check a canonical trace and its sidecar.")
 def trace_validate_command(
     path: Annotated[Path, typer.Argument(help="A canonical trace.", metavar="FILE")],
+    adopts: Annotated[
+        bool,
+        typer.Option("--adopt", help="Write the sidecar of a sound trace that was made or edited by hand."),
+    ] = False,
 ) -> None:
     """Check every line, the links between requests, and the sidecar's checksum and counts. Exits with 1 where anything
     is wrong."""
+    from loadgen.traces.adoption import adopt
+    from loadgen.traces.summary_text import written_lines
     from loadgen.traces.validation import find_problems
 
+    if adopts:
+        with reporting():
+            trace = adopt(path)
+        typer.echo("\n".join(written_lines(trace, path)))
     with reporting():
         problems = list(find_problems(path))
     for problem in problems[:_MAX_PROBLEMS_SHOWN]:

@@ -30,8 +30,8 @@ def reporting() -> Iterator[None]:
         fail(str(error))
 
 
-def check_is_other(out_path: Path, *paths: Path) -> None:
+def check_is_other(out_path: Path, *paths: Path, option: str = "--out") -> None:
     """Leave if what is to be written is what is read."""
     for path in paths:
         if out_path.exists() and path.exists() and out_path.samefile(path):
-            fail(f"--out {out_path} is the file that is read; name another one", EXIT_USAGE)
+            fail(f"{option} {out_path} is the file that is read; name another one", EXIT_USAGE)

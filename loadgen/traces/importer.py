@@ -38,6 +38,16 @@ def load_trace(path: Path) -> Trace:
     return read_trace(path) if source_format is SourceFormat.CANONICAL else import_trace(path, ImportConfig())
 
 
+def checksum_of(path: Path) -> str:
+    """Of the file as it is, in hexadecimal; of several files, that of their list as sha256sum prints it.
+
+    Raises:
+        TraceError: the file is missing or of no known form.
+    """
+    with naming(path):
+        return _checksum(path, recognise(path))
+
+
 def import_trace(path: Path, config: ImportConfig) -> Trace:
     """The canonical trace of a published file. Memory grows with the rows: about 0.4 kB each, and the block ids.
 
@@ -51,7 +61,10 @@ def import_trace(path: Path, config: ImportConfig) -> Trace:
 def _import(path: Path, config: ImportConfig) -> Trace:
     source_format = recognise(path)
     if source_format is SourceFormat.CANONICAL:
-        raise TraceError("this is a canonical trace already")
+        raise TraceError(
+            "this is a canonical trace already, which all verbs and `bench --trace` read; "
+            "`headrace trace validate FILE --adopt` writes its sidecar"
+        )
     if config.format not in (None, source_format):
         raise TraceError(f"--format is {config.format.value}, but this looks like {source_format.value}")
     config.check(source_format)

@@ -33,12 +33,16 @@ def parse_merge_spec(text: str) -> MergeSpec:
     """`FILE[:class=NAME][:rate=REQUESTS_PER_S]`.
 
     Raises:
-        TraceError: an option has no value, or the rate is no number.
+        TraceError: an option has no value or is given twice, or the rate is no number.
     """
     match = _SPEC.fullmatch(text)
     if match is None:
         raise TraceError(f"{text!r} names no file; write FILE[:class=NAME][:rate=REQUESTS_PER_S]")
-    options = dict(part.split("=", 1) for part in match["options"].split(":")[1:])
+    pairs = [part.split("=", 1) for part in match["options"].split(":")[1:]]
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        twice = next(name for name in options if sum(key == name for key, _ in pairs) > 1)
+        raise TraceError(f"{text!r} gives {twice} twice; write FILE[:class=NAME][:rate=REQUESTS_PER_S]")
     if not all(options.values()):
         raise TraceError(f"{text!r} has an option without a value; write FILE[:class=NAME][:rate=REQUESTS_PER_S]")
     try:

@@ -23,3 +23,7 @@ def naming(path: Path) -> Iterator[None]:
         raise TraceError(f"{path}: not text in UTF-8; unpack it first if it is an archive") from error
     except csv.Error as error:
         raise TraceError(f"{path}: not CSV ({error})") from error
+    except RecursionError as error:
+        raise TraceError(f"{path}: JSON that is nested too deeply; no trace that can be read is") from error
+    except OverflowError as error:
+        raise TraceError(f"{path}: a number is too large ({error}); no trace that can be read has such") from error

@@ -63,6 +63,16 @@ def _write(path: Path, trace: Trace) -> None:
         partial_side.unlink(missing_ok=True)
 
 
+def write_sidecar(side: Path, meta: TraceMeta, trace_sha256: str) -> None:
+    """Write it beside its place and move it there. Raises OSError: it cannot be written."""
+    partial = side.with_name(f"{side.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(encode_meta(meta, trace_sha256), encoding="utf-8")
+        partial.replace(side)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def read_trace(path: Path) -> Trace:
     """The trace of a canonical file, checked against its sidecar where there is one.
 
@@ -71,10 +81,17 @@ def read_trace(path: Path) -> Trace:
             is not the one that its sidecar tells of; or it cannot be read.
     """
     with naming(path):
-        return _read(path)
+        requests = read_requests(path)
+        return Trace(requests, _meta_of(path, len(requests)))
 
 
-def _read(path: Path) -> Trace:
+def read_requests(path: Path) -> tuple[TraceRequest, ...]:
+    """The lines of a canonical file, without a look at its sidecar.
+
+    Raises:
+        TraceError: a line is not a request, times go back, a turn comes before what it waits for, or there is no line.
+        OSError: the file cannot be read.
+    """
     requests: list[TraceRequest] = []
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
@@ -86,7 +103,7 @@ def _read(path: Path) -> Trace:
             requests.append(request)
     if not requests:
         raise TraceError("there is no request in it")
-    return Trace(tuple(requests), _meta_of(path, len(requests)))
+    return tuple(requests)
 
 
 def check_order(request: TraceRequest, last_s: float | None, num_before: int) -> None:
@@ -118,6 +135,7 @@ def check_sidecar(side: Path, checksum: str, num_requests: int) -> TraceMeta:
     if told != checksum or meta.num_rows_emitted != num_requests:
         raise TraceError(
             f"sha256 {checksum[:12]} with {num_requests} requests, but {side.name} tells of {told[:12]} with "
-            f"{meta.num_rows_emitted}: it was changed since; import it again, or delete the sidecar"
+            f"{meta.num_rows_emitted}: it was changed since; import it again, or let "
+            "`headrace trace validate FILE --adopt` write the sidecar anew"
         )
     return meta

@@ -10,6 +10,8 @@ from typing import Any
 from loadgen.traces.trace_error import TraceError
 
 _SEPARATORS = (",", ":")
+_MAX_COUNT = 2**31 - 1
+"""Of tokens and turns: what reports compute with."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class TraceRequest:
         for name, value, low in (("in", self.in_tokens, 1), ("out", self.out_tokens, 1), ("turn", self.turn, 0)):
             if value < low:
                 raise TraceError(f"{name} is {value}, it must be at least {low}")
+            if value > _MAX_COUNT:
+                raise TraceError(f"{name} has {len(str(value))} digits, it must be at most {_MAX_COUNT}")
         if (self.prefix is None) != (self.block is None):
             raise TraceError("prefix and block go together: give both, or null for both")
         if self.prefix is not None and self.block is not None:
@@ -98,6 +102,8 @@ def decode_request(line: str) -> TraceRequest:
         body = json.loads(line)
     except ValueError as error:
         raise TraceError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise TraceError("this is nested too deeply; a request is one flat JSON object") from error
     if not isinstance(body, dict):
         raise TraceError(f"a JSON object is needed, this is a {type(body).__name__}")
     fields = _Fields(body)
@@ -134,7 +140,10 @@ class _Fields:
         value = self._get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TraceError(f"{name} is {value!r}, a number is needed")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise TraceError(f"{name} has {len(str(value))} digits, a finite number is needed") from error
 
     def integer(self, name: str) -> int:
         value = self._get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from loadgen.traces.naming import naming
@@ -23,16 +23,27 @@ def find_problems(path: Path) -> Iterator[str]:
         TraceError: the file cannot be read, or is no canonical trace.
     """
     with naming(path):
-        source_format = recognise(path)
-        if source_format is not SourceFormat.CANONICAL:
-            raise TraceError(f"this is a trace of {source_format.value}, not a canonical one; import it first")
-        num_lines = 0
-        before: list[TraceRequest | None] = []
-        sizes: dict[int, int] = {}
-        with path.open(encoding="utf-8-sig") as file:
-            for num_lines, line in enumerate(file, start=1):
-                yield from (f"line {num_lines}: {problem}" for problem in _of_line(line, before, sizes))
+        num_lines = yield from _line_problems(path)
         yield from _of_sidecar(path, num_lines)
+
+
+def find_line_problems(path: Path) -> Iterator[str]:
+    """Those of the lines alone, whatever the sidecar says. Raises as `find_problems`."""
+    with naming(path):
+        yield from _line_problems(path)
+
+
+def _line_problems(path: Path) -> Generator[str, None, int]:
+    """Returns the number of lines."""
+    if (source_format := recognise(path)) is not SourceFormat.CANONICAL:
+        raise TraceError(f"this is a trace of {source_format.value}, not a canonical one; import it first")
+    num_lines = 0
+    before: list[TraceRequest | None] = []
+    sizes: dict[int, int] = {}
+    with path.open(encoding="utf-8-sig") as file:
+        for num_lines, line in enumerate(file, start=1):
+            yield from (f"line {num_lines}: {problem}" for problem in _of_line(line, before, sizes))
+    return num_lines
 
 
 def _of_line(line: str, before: list[TraceRequest | None], sizes: dict[int, int]) -> Iterator[str]:
@@ -73,7 +84,10 @@ def _of_links(request: TraceRequest, before: list[TraceRequest | None]) -> Itera
 def _of_sidecar(path: Path, num_lines: int) -> Iterator[str]:
     side = sidecar_path(path)
     if not side.exists():
-        yield f"{side.name} is missing: source, licence and counts are not told; `headrace trace import` writes it"
+        yield (
+            f"{side.name} is missing: source, licence and counts are not told; `headrace trace import` writes it with "
+            "what it imports, and `headrace trace validate FILE --adopt` for a file made by hand"
+        )
         return
     try:
         check_sidecar(side, sha256_of(path), num_lines)

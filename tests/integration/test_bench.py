@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -186,15 +187,24 @@ def test_a_request_that_never_ends_times_out(tmp_path: Path) -> None:
     assert result["overall"]["offered_attainment"] == 0.0
 
 
-def test_ctrl_c_cuts_off_what_is_open_and_still_reports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_signal_cuts_off_what_is_open_and_still_reports(tmp_path: Path, signals: tuple[signal.Signals, ...]) -> None:
     async def interrupt_then_hang(_: Received) -> AsyncGenerator[bytes, None]:
-        os.kill(os.getpid(), signal.SIGINT)
+        for number in signals:
+            os.kill(os.getpid(), number)
         await asyncio.Event().wait()
         yield b""
 
     with serve(_paths(interrupt_then_hang)) as server:
-        code, result = _bench(server.url, tmp_path / "result.json", rate=None, concurrency=1, requests=50)
+        code, result = _bench(
+            *(server.url, tmp_path / "result.json"),
+            rate=None,
+            concurrency=1,
+            requests=50,
+            html_path=str(tmp_path / "result.html"),
+        )
     assert code == EXIT_INTERRUPTED
+    assert (tmp_path / "result.html").stat().st_size > 0
     assert result["interrupted"] is True
     assert result["overall"]["sent"] == result["overall"]["outcomes"]["cancelled"] == 1
     assert result["overall"]["offered_attainment"] is None
@@ -304,6 +314,87 @@ def test_what_cannot_run_says_why(
         assert main_bench(BenchConfig(server.url, **options)) == EXIT_NOT_RUN
     assert tells in capsys.readouterr().err
     assert not server.requests_to(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("options", "tells"),
+    [
+        ({"json_path": "."}, "cannot write the result to .: it is a directory"),
+        ({"html_path": "."}, "cannot write the result to .: it is a directory"),
+        ({"requests_path": "."}, "cannot write the result to .: it is a directory"),
+        ({"json_path": "x", "html_path": "x"}, "--json and --html are the same file, x"),
+        ({"html_path": "x", "requests_path": "x"}, "--html and --requests-path are the same file, x"),
+        ({"json_format": "vllm"}, "--format vllm is of the JSON, which goes nowhere: add --json PATH"),
+    ],
+)
+def test_a_result_that_would_be_lost_is_refused_before_anything_is_asked(
+    options: dict[str, Any],
+    tells: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serve(_paths(MODELS)) as server:
+        assert main_bench(BenchConfig(server.url, **options)) == EXIT_NOT_RUN
+    assert tells in " ".join(capsys.readouterr().err.split())
+    assert not server.requests_to("/v1/models")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_is_written_though_the_json_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+
+    async def remove_then_answer(_: Received) -> AsyncGenerator[bytes, None]:
+        if directory.exists():
+            directory.rmdir()
+        yield b""
+
+    with serve(_paths(remove_then_answer)) as server:
+        config = BenchConfig(
+            server.url,
+            requests=1,
+            rate=500.0,
+            max_send_lag=1e12,
+            progress=False,
+            json_path=str(directory / "result.json"),
+            html_path=str(tmp_path / "result.html"),
+        )
+        assert main_bench(config) == EXIT_NOT_RUN
+    assert "cannot write the result to" in capsys.readouterr().err
+    assert "<html" in (tmp_path / "result.html").read_text()
+
+
+def test_https_to_a_port_without_tls_names_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_in_plain_text() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        server = threading.Thread(target=answer_in_plain_text)
+        server.start()
+        port = listener.getsockname()[1]
+        assert main_bench(BenchConfig(f"https://127.0.0.1:{port}")) == EXIT_NOT_RUN
+        server.join()
+    assert f"It does not speak TLS: try http://127.0.0.1:{port}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_server_without_a_model_is_named_by_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve({}) as server:
+        assert main_bench(BenchConfig(server.url)) == EXIT_NOT_RUN
+    assert f"{server.url}/v1/models lists no model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_requests_that_an_engine_took_with_it_failed(tmp_path: Path) -> None:
+    died = json_reply(503, {"error": {"message": "the engine died", "code": "engine_died"}})
+    with serve(_paths(died)) as server:
+        code, result = _bench(server.url, tmp_path / "result.json")
+    assert (code, result["overall"]["failed"], result["overall"]["refused"]) == (EXIT_INVALID, 4, 0)
+    assert result["invalid_reasons"] == ["every request failed"]
 
 
 def test_a_bad_url_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

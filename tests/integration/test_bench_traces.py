@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from loadgen.bench import EXIT_INTERRUPTED, EXIT_NOT_RUN, EXIT_VALID, main_bench
 from loadgen.config import BenchConfig
 from loadgen.traces.trace_request import TraceRequest, encode_request
+from server.cli import app
 from tests.certificates import make_certificate
 from tests.fake_openai_server import Received, chat_events, serve, stream_reply
 from tests.integration.conftest import LiveServer
@@ -43,6 +46,37 @@ def _bench(url: str, directory: Path, rows: Sequence[TraceRequest], **options: A
     )
     code = main_bench(config)
     return code, json.loads(out.read_text()) if out.exists() else {}
+
+
+def test_pieces_of_one_trace_are_different_traces(tmp_path: Path) -> None:
+    """Their sidecars tell of the same source."""
+    whole = tmp_path / "whole.csv"
+    whole.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:17:{second:02}.0000000,{40 + second},2\n" for second in range(20))
+    )
+    dialect, runs = vllm(), []
+    with serve(dialect.paths) as server:
+        for rows in ("0:10", "10:20"):
+            path, out = tmp_path / f"{rows[0]}.jsonl", tmp_path / f"{rows[0]}.json"
+            assert (
+                CliRunner().invoke(app, ["trace", "cut", str(whole), "--rows", rows, "--out", str(path)]).exit_code == 0
+            )
+            config = BenchConfig(
+                server.url,
+                trace_path=str(path),
+                json_path=str(out),
+                rate=200.0,
+                max_send_lag=1e12,
+                save_requests=True,
+                progress=False,
+            )
+            assert main_bench(config) == EXIT_VALID
+            told = json.loads(out.read_text())["trace"]["sha256"]
+            assert told == hashlib.sha256(path.read_bytes()).hexdigest()
+            runs.append(str(out))
+    compared = CliRunner().invoke(app, ["compare", *runs])
+    assert compared.exit_code == 2 and "trace sha256" in compared.stderr and "--unpaired" in compared.stderr
 
 
 @pytest.mark.parametrize("dialect_of", [vllm, sglang, llama_cpp, openai])

@@ -79,6 +79,32 @@ def test_the_verdict_names_what_changed(good: Path, bad: Path) -> None:
     assert "verdict: no difference shown" in _text(_compare(good, good))
 
 
+def test_a_cold_and_a_warm_cache_are_told_with_both_numbers(tmp_path: Path, good: Path) -> None:
+    cold, warm = (
+        save_run(tmp_path / f"{num}.json", [Answer("a", ttft_s, num_prompt_tokens=1000, num_cached_tokens=num)] * 40)
+        for num, ttft_s in ((52, 0.6), (951, 0.04))
+    )
+    done = _compare(cold, warm, "--json", tmp_path / "found.json")
+    text = _text(done)
+    assert "cached.a │ 40 │ 5.2% │ 95.1% │ +89.9 │ - │ - │ differs" in text
+    told = "the prefix cache held 5.2% of the prompt tokens of a in the first run and 95.1% in the second"
+    assert f"{told}: first tokens came faster" in text and "--prompt-salt" in text
+    assert f"verdict: no difference shown (ttft_p50.a -560.0 ms better); but {told}" in text
+    share = json.loads((tmp_path / "found.json").read_text())["cached_prompt_share"]["a"]
+    assert (share["first"], share["second"], share["differs"]) == (0.052, 0.951, True)
+    assert "cached" not in _text(_compare(good, good)), "where no server tells of a cache"
+
+
+def test_no_cell_of_the_table_is_cut(tmp_path: Path) -> None:
+    names = ("interactive-with-a-long-name", "batch")
+    runs = [
+        save_run(tmp_path / f"{k}.json", [Answer(names[i % 2], 1e3 * k + i, tpot_s=9.0) for i in range(60)])
+        for k in (1, 2)
+    ]
+    table = _compare(*runs).stdout
+    assert "…" not in table and "ttft_p50.interactive-with-a-long-name" in table and "none shown" in table
+
+
 def test_one_class_alone_is_not_shown_twice(tmp_path: Path) -> None:
     path = save_run(tmp_path / "one.json", [Answer()] * 40)
     assert "attainment.a" in _text(done := _compare(path, path)) and ".all" not in _text(done)

@@ -48,7 +48,7 @@ def _workload(rows: list[TraceRequest], max_model_len: int | None = None, **opti
     config = BenchConfig("http://x", trace_path="x", **options)
     meta = TraceMeta("canonical", TraceSource("a test", "none"), "x", "ab", len(rows), len(rows), {})
     mix = parse_class_mix(config).with_labels([None])
-    return TraceWorkload(config, mix, Trace(tuple(rows), meta), Calibration(), max_model_len)
+    return TraceWorkload(config, mix, Trace(tuple(rows), meta), Calibration(), max_model_len, "ab" * 32)
 
 
 def _replay(rows: list[TraceRequest], **options: Any) -> BenchResult:

@@ -104,6 +104,31 @@ def test_a_verb_may_take_some_keys_alone() -> None:
         parse_class_mix(BenchConfig("", classes=("a:rate=1",)), "--mix", ("share", "prompt"))
 
 
+@pytest.mark.parametrize(
+    ("options", "tells"),
+    [
+        ({"arrivals": "poisson"}, "the arrivals are poisson: give --arrivals gamma"),
+        ({"arrivals": "constant", "classes": ("a:arrivals=gamma,cv=2",)}, "the arrivals are constant"),
+        ({"trace_path": "t.jsonl"}, "the arrivals are trace"),
+        ({"concurrency": 2}, "--burstiness is 0.25, but --concurrency"),
+    ],
+)
+def test_a_burstiness_that_nothing_has_is_refused(options: dict[str, Any], tells: str) -> None:
+    with pytest.raises(BenchError, match=tells):
+        parse_class_mix(BenchConfig("http://x", burstiness=0.25, **options))
+
+
+def test_burstiness_acts_by_itself() -> None:
+    assert BenchConfig("http://x", burstiness=0.25).arrival_kind == "gamma"
+    assert BenchConfig("http://x").arrival_kind == "poisson"
+    parse_class_mix(BenchConfig("http://x", burstiness=0.25, arrivals="poisson", classes=("a:arrivals=gamma", "b")))
+
+
+def test_a_share_is_given_once() -> None:
+    with pytest.raises(BenchError, match=r"the share is given twice, as '0.5' and as share='0.3'"):
+        parse_class_mix(BenchConfig("http://x", classes=("a:0.5,share=0.3",)))
+
+
 def test_class_names_must_differ() -> None:
     with pytest.raises(BenchError, match="names repeat: a, a"):
         parse_class_mix(BenchConfig("http://x", classes=("a:1", "a:2")))
@@ -119,6 +144,10 @@ def test_class_names_must_differ() -> None:
         ({"rate": 1.0, "concurrency": 1}, "exclude each other"),
         ({"cancel_share": 1.5}, "cancel_share is 1.5, it must be at most 1.0"),
         ({"warm_up_s": -1.0}, "warm-up is -1.0, it must be at least 0"),
+        ({"duration_s": 2.0, "warm_up_s": 2.0}, r"leave nothing of the duration \(2 s\) to count"),
+        ({"duration_s": 2.0, "warm_up_s": 1.0, "cool_down_s": 1.5}, "leave nothing of the duration"),
+        ({"api_key": ""}, "api-key is empty: is its variable right"),
+        ({"api_key": "a\nb"}, "api-key holds characters that no header may have"),
         ({"arrivals": "trace"}, "there is no trace: give one with --trace"),
     ],
 )

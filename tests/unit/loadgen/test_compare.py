@@ -138,6 +138,35 @@ def test_other_targets_are_noticed(tmp_path: Path) -> None:
     assert not _compare(tmp_path, first, first).has_other_targets
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_cached_share_of_the_prompts_is_that_of_each_run(tmp_path: Path, paired: bool) -> None:
+    rng = random.Random(5)
+    runs = [
+        [
+            Answer("ab"[k % 2], num_prompt_tokens=(size := rng.randint(1, 400)), num_cached_tokens=int(size * part))
+            for k in range(40)
+        ]
+        for part in (0.125, 0.75)
+    ]
+    found = _compare(tmp_path, *runs, paired=paired)
+    assert [share.slo_class for share in found.cached] == ["a", "b", "all"]
+    for share in found.cached:
+        for side, told in zip(runs, (share.first, share.second), strict=True):
+            kept = [answer for answer in side if share.slo_class in (answer.slo_class, "all")]
+            assert told == pytest.approx(
+                sum(a.num_cached_tokens or 0 for a in kept) / sum(a.num_prompt_tokens or 0 for a in kept)
+            )
+    assert found.cache_difference is not None and found.cache_difference.differs
+    assert found.verdict is Finding.NO_DIFFERENCE, "no verdict is of the cache"
+
+
+def test_a_cache_that_held_as_much_is_no_difference(tmp_path: Path) -> None:
+    warm, cold = ([Answer(num_prompt_tokens=100, num_cached_tokens=num)] * 30 for num in (54, 50))
+    assert _compare(tmp_path, warm, cold).cache_difference is None
+    silent = [Answer()] * 30
+    assert _compare(tmp_path, warm, silent).cached == ()
+
+
 def test_where_nothing_is_judged_latencies_decide(tmp_path: Path) -> None:
     first, second = ([Answer("a", ttft_s, end=TraceEnd.COMPLETED)] * 40 for ttft_s in (0.2, 0.4))
     runs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,16 @@ def test_requests_are_grouped_with_the_turns_after_them() -> None:
     assert [turn.index for turn in groups[1].after(groups[1].first)] == [2]
     assert groups[1].num_after(groups[1].first) == 2
     assert list(conversations([])) == []
+
+
+@pytest.mark.parametrize("loop", [{"concurrency": 1}, {}])
+def test_a_conversation_may_be_longer_than_the_stack(loop: dict[str, Any]) -> None:
+    num = 2 * sys.getrecursionlimit()
+    turns = [_turn(0, offset_s=0.0), *(_turn(k, after=k - 1, think_s=0.0, is_whole=True) for k in range(1, num))]
+    (conversation,) = conversations(turns[:500])
+    assert conversation.num_after(turns[0]) == 499
+    result, _ = _run(turns, **loop)
+    assert len(result.judged) == num
 
 
 def test_the_next_turn_waits_for_the_answer_and_the_thought_and_is_timed_from_then() -> None:

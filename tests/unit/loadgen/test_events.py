@@ -136,7 +136,11 @@ def test_error_bodies_of_several_shapes() -> None:
     assert (error_text({"error": "down"}), error_code({"error": "down"})) == ("down", None)
     assert (error_text("<html>"), error_code("<html>")) == ("<html>", None)
     assert (error_text({"message": "flat", "code": 400}), error_code({"error": {"code": 400}})) == ("flat", None)
-    assert len(error_text("x" * 5000)) == 200
+    assert len(error_text("x" * 5000)) == 600
+    long = "the queue is full, " * 9 + "ask for another class (GET /v1/slo shows which)"
+    assert error_text(long) == long, "the way out stands at the end"
+    cut = error_text("word " * 500)
+    assert len(cut) <= 600 and set(cut.split()) == {"word", "..."}, "no word is cut"
 
 
 def test_usage_with_the_last_text_alone_counts_only_what_no_chunk_had() -> None:

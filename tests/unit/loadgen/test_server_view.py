@@ -163,6 +163,19 @@ def test_two_clocks_are_told_apart_and_their_parts_add_up() -> None:
     assert "met: 1 here, 2 there" in note and "+ 10.0 ms on the way" in note and "client's own" in note
 
 
+def test_a_mean_of_other_requests_too_is_not_split() -> None:
+    """Another client's request waited long: the server's mean is above ours."""
+    books = Books()
+    before = books.snapshot()
+    judged = _judged(Outcome.LATE_TTFT)
+    books.count("batch", "met", 0.001)
+    books.count("batch", "met", 60.0)
+    (batch,) = _compare(books, before, judged).classes
+    text = " ".join(batch.notes)
+    assert "another client was at work" in text and "not of the same requests" in text
+    assert "on the way + " not in text and "ms on the way" not in text and "+ -" not in text
+
+
 def test_a_server_that_was_started_anew_has_nothing_to_compare_with() -> None:
     books = Books()
     books.count("batch", "met")

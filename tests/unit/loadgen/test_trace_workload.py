@@ -34,7 +34,7 @@ def _workload(
 ) -> TraceWorkload:
     config = BenchConfig("http://x", trace_path="x.jsonl", **options)
     mix = parse_class_mix(config).with_labels(row.slo_class for row in rows)
-    return TraceWorkload(config, mix, _trace(rows), calibration or Calibration(), max_model_len)
+    return TraceWorkload(config, mix, _trace(rows), calibration or Calibration(), max_model_len, "ab" * 32)
 
 
 def _plan(rows: Sequence[TraceRequest], *arguments: Any, **options: Any) -> list[PlannedRequest]:
@@ -60,6 +60,22 @@ def test_rows_are_sent_at_their_own_times_with_their_own_lengths() -> None:
     assert [(p.num_prompt_tokens, p.num_output_tokens) for p in plans] == [(10, 4), (20, 4), (20, 4), (5, 4)]
     assert [len(_words(p)) for p in plans] == [10, 20, 20, 5]
     assert len({tuple(_words(p)[:3]) for p in plans}) == 4, "nothing is shared where the trace says nothing"
+
+
+def test_a_conversation_of_thousands_of_turns_is_one_chain() -> None:
+    rows = [
+        TraceRequest(
+            k * 0.001, 10 + 6 * k, 3, session="s", turn=k, after=k - 1 if k else None, think_s=0.0 if k else None
+        )
+        for k in range(3000)
+    ]
+    assert [planned.trace_id for planned in _plan(rows)] == list(range(3000))
+
+
+def test_turns_of_a_tree_come_depth_first() -> None:
+    after = (None, 0, 0, 1, 2, 1)
+    rows = [TraceRequest(float(k), 10, 3, session="s", turn=k, after=after[k]) for k in range(6)]
+    assert [planned.trace_id for planned in _plan(rows)] == [0, 1, 3, 5, 2, 4]
 
 
 def test_the_rate_scales_time_to_itself() -> None:

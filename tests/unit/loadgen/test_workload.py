@@ -104,6 +104,7 @@ def test_classes_without_a_rate_divide_that_of_the_run() -> None:
 
 def test_bursts_have_the_rate_of_the_run() -> None:
     offsets = [p.offset_s or 0.0 for p in _plan(rate=10.0, requests=4000, arrivals="gamma", burstiness=0.25)]
+    assert offsets == [p.offset_s or 0.0 for p in _plan(rate=10.0, requests=4000, burstiness=0.25)], "by itself, too"
     gaps = [later - earlier for earlier, later in itertools.pairwise(offsets)]
     assert 4000 / offsets[-1] == pytest.approx(10.0, rel=0.1)
     assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(2.0, rel=0.1), "1 / sqrt(burstiness)"

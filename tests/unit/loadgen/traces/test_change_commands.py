@@ -88,6 +88,9 @@ def test_describe_writes_a_picture(tmp_path: Path) -> None:
     [
         (["merge", "a.csv", "--out", "o"], 1, "one trace alone has nothing to merge with"),
         (["merge", "a.csv:rate=x", "a.csv", "--out", "o"], 1, "a rate of 'x' is no number"),
+        (["merge", "a.csv:rate=2:rate=3", "a.csv", "--out", "o"], 1, "gives rate twice"),
+        (["describe", "a.csv", "--png", "a.csv"], 2, "--png a.csv is the file that is read"),
+        (["validate", "a.csv", "--adopt"], 1, "not a canonical one; import it first"),
         (["merge", "a.csv:class=", "a.csv", "--out", "o"], 1, "an option without a value"),
         (["merge", "a.csv:rate=0", "a.csv", "--out", "o"], 1, "the rate is 0.0 requests/s"),
         (["merge", "absent:class=a", "a.csv", "--out", "o"], 1, "absent: No such file"),
