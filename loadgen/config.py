@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
+
 
 class BenchError(Exception):
     """The load test cannot run; the message says what to do about it."""
@@ -225,6 +227,10 @@ class BenchConfig:
                 f"rate ({self.rate}) and concurrency ({self.concurrency}) exclude each other: "
                 "an open loop sends on schedule, a closed one when an answer is there"
             )
+        path = next((path for path in _ENDPOINTS if self.url.rstrip("/").endswith(path)), None)
+        if path is not None:
+            given = self.url.rstrip("/").removesuffix(path)
+            raise ValueError(f"the URL ends in {path}: give the server's own, {given}, and the endpoint with --api")
         key = self.api_key
         if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
             what = "holds characters that no header may have" if key.strip() else "is empty"

@@ -123,6 +123,11 @@ def _what_was_sent(result: BenchResult) -> Iterator[str]:
         num_turns = sum(trace.planned.session is not None for trace in result.run.traces)
         num_unsent = result.run.num_unsent_turns
         yield f"{len(sessions)} conversations of {num_turns} turns sent; {num_unsent} turns had no answer to go on from"
+    if result.run.num_turns_after_end:
+        yield (
+            f"{result.run.num_turns_after_end} turns were due after the end of --duration and not sent: fewer came "
+            "than the rate and the shares ask for; lengthen the run, or shorten the time to think"
+        )
     if replay is not None and replay.num_too_long:
         done = {"drop": "dropped", "clip": "clipped"}[replay.too_long]
         yield (

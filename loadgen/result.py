@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 from loadgen.calibration import Calibration
@@ -22,6 +23,8 @@ from loadgen.transport import CLIENT_LIMIT
 
 OVERALL = "all"
 _MAX_ERRORS = 10
+_MIN_WITHOUT_SERVER = 3
+"""Requests at the end that found no server: fewer may be a proxy's hiccup."""
 _FALLBACK_TTFT_S = 1.0
 """What send lag is compared with where no TTFT target is known."""
 
@@ -144,6 +147,12 @@ def count_errors(traces: Iterable[RequestTrace]) -> tuple[ErrorCount, ...]:
     return tuple(ErrorCount(*key, count, examples[key]) for key, count in counts.most_common(_MAX_ERRORS))
 
 
+def _num_without_server(traces: Iterable[RequestTrace]) -> int:
+    """Requests after the last one that got a connection."""
+    latest_first = sorted(traces, key=lambda trace: trace.intended_s, reverse=True)
+    return sum(1 for _ in itertools.takewhile(lambda trace: trace.error_code == "ConnectError", latest_first))
+
+
 def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float, num_sent: int = 0) -> tuple[str, ...]:
     """Why the numbers of a run must not be believed; empty: they may.
 
@@ -169,6 +178,12 @@ def find_invalid(traces: tuple[RequestTrace, ...], max_send_lag_s: float, num_se
         reasons.append(
             f"{num_own} requests could not be sent, since this machine had no more open files or ports: raise `ulimit "
             "-n`, use --keep-alive, or send less at once"
+        )
+    num_gone = _num_without_server(traces)
+    if _MIN_WITHOUT_SERVER <= num_gone < len(traces):
+        reasons.append(
+            f"the last {num_gone} of {len(traces)} requests could not connect: the server went away during the run; "
+            "see its log, and run again"
         )
     ends = {trace.end for trace in traces}
     if TraceEnd.FAILED in ends and ends <= {TraceEnd.FAILED, TraceEnd.CANCELLED}:

@@ -34,6 +34,7 @@ def result_json(result: BenchResult) -> dict[str, Any]:
         "steady_window_s": result.window.length_s,
         "sent_by_phase": {phase.value: count for phase, count in result.num_by_phase.items()},
         "unsent_turns": run.num_unsent_turns,
+        "turns_after_end": run.num_turns_after_end,
         "conversations": _conversations_json(run.traces),
         "trace": None if result.replay is None else dataclasses.asdict(result.replay),
         "calibration": dataclasses.asdict(result.calibration),

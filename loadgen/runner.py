@@ -52,6 +52,8 @@ class RunResult:
     interrupted: bool
     num_unsent_turns: int = 0
     """Turns whose conversation broke off before them: the answer they wait for was refused, failed or timed out."""
+    num_turns_after_end: int = 0
+    """Turns that were due after the run's duration: with long conversations fewer are sent than the rate asks for."""
 
 
 class Runner:
@@ -68,6 +70,7 @@ class Runner:
         self._interrupted = False
         self._started_s = 0.0
         self._num_unsent_turns = 0
+        self._num_turns_after_end = 0
 
     async def run(self, requests: Iterator[PlannedRequest]) -> RunResult:
         """Send all requests and wait for their ends."""
@@ -90,6 +93,7 @@ class Runner:
             self._arrival_window_s(loop.time()),
             self._interrupted,
             self._num_unsent_turns,
+            self._num_turns_after_end,
         )
 
     def interrupt(self) -> None:
@@ -134,6 +138,8 @@ class Runner:
         if self._is_in_time(intended_s):
             await self._sleep_until(intended_s)
             await self._converse(conversation, planned, intended_s)
+        else:
+            self._num_turns_after_end += 1 + conversation.num_after(planned)
 
     async def _work_through(self, conversation: Conversation, planned: PlannedRequest, intended_s: float) -> None:
         """Send a request, and then, one by one, the turns that wait for its answer: a client has one open."""
@@ -142,6 +148,7 @@ class Runner:
             turn, at_least_s = waiting.pop()
             turn_due_s = max(at_least_s, asyncio.get_running_loop().time()) if turn is not planned else intended_s
             if not self._is_in_time(turn_due_s):
+                self._num_turns_after_end += (turn is not planned) + conversation.num_after(turn)
                 continue
             await self._sleep_until(turn_due_s)
             trace = await self._send_one(turn, turn_due_s)

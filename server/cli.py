@@ -38,7 +38,7 @@ SERVE_OPTIONS = options_of(ServerConfig, EngineConfig, OffloadConfig, SchedulerC
 BENCH_OPTIONS = options_of(BenchConfig, without={"url"})
 _CAPACITY_HELPS = {
     "rate": "Rate of the first probe, requests per second; default: 1, or with a trace the trace's own.",
-    "requests": "Requests of each judged class that a run has at least, beside --duration; default: 200. With a trace: "
+    "requests": "Requests of each judged class that a run has on average, if not more; default: 200. With a trace: "
     "its rows that are sent; default: all.",
     "duration_s": "Seconds that the counted part of a run takes at least; default: 30. A trace takes its own time.",
     "seed": "Of the first run of each probe; a prolonged one takes the next ones.",

@@ -81,6 +81,8 @@ class ImportConfig:
         for name in ("mean_think_s", "start_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0.0):
                 raise TraceError(f"{_option(name)} is {getattr(self, name)}, it must be finite and at least 0")
+        if self.slo_class is not None and not self.slo_class.strip():
+            raise TraceError("--class is empty: name a latency class, or leave it out")
         for field in dataclasses.fields(self):
             formats = _READ_BY.get(field.name)
             if formats is not None and source_format not in formats and getattr(self, field.name) != field.default:

@@ -29,6 +29,7 @@ SERVEGEN_SOURCE = TraceSource(
     "Apache-2.0 (of the repository)",
     "Xiang et al., ServeGen: Workload Characterization and Generation of LLM Serving in Production, arXiv:2505.09999",
 )
+_MAX_WINDOWS_SHOWN = 3
 _MAX_REQUESTS = 50_000_000
 _COUNT_SLACK = 1e-6
 """Rates are counts over a window's length; so much may rounding add to a count or take from it."""
@@ -77,9 +78,7 @@ def read_servegen(
     clients, skipped = _complete(tuple(read_client(path) for path in paths), config.skip_incomplete)
     native_per_s = sum(_expected(client, config.start_s, end_s) for client in clients) / config.duration_s
     if not native_per_s:
-        raise TraceError(
-            f"no client has requests from {config.start_s:g} to {end_s:g} s; choose other windows with --start"
-        )
+        raise TraceError(f"no client has requests from {config.start_s:g} to {end_s:g} s; {_busy_windows(clients)}")
     factor = 1.0 if config.rate_per_s is None else config.rate_per_s / native_per_s
     _check_size(clients, config.start_s, end_s, factor)
     drawn = [each for client in clients for each in _draw(client, config.start_s, end_s, factor, config.seed)]
@@ -95,6 +94,18 @@ def read_servegen(
     if skipped:
         transforms.append(Transform("skip_incomplete", {"clients": ", ".join(skipped)}))
     return (row for _, row in drawn), tuple(transforms)
+
+
+def _busy_windows(clients: tuple[ServeGenClient, ...]) -> str:
+    """Which windows have requests, for a message."""
+    busy = sorted(
+        {(w.start_s, w.start_s + w.length_s) for client in clients for w in client.windows if w.rate_per_s > 0.0}
+    )
+    if not busy:
+        return "none of their windows has any: fetch other clients"
+    shown = ", ".join(f"{start:g}-{end:g} s" for start, end in busy[:_MAX_WINDOWS_SHOWN])
+    more = f" and {len(busy) - _MAX_WINDOWS_SHOWN} more" if len(busy) > _MAX_WINDOWS_SHOWN else ""
+    return f"choose with --start one that has: {shown}{more}"
 
 
 def _complete(

@@ -86,8 +86,11 @@ def _first_object(path: Path, line: str) -> dict[str, Any]:
     except ValueError as error:
         try:
             body = json.loads(path.read_text(encoding="utf-8-sig"))
-        except ValueError:
-            raise TraceError(f"the first line is not JSON ({error}); {_KNOWN}") from error
+        except ValueError as whole:
+            raise TraceError(
+                f"the first line is not JSON ({error}), nor are all lines together ({whole}), as of a file that was "
+                f"cut off; {_KNOWN}"
+            ) from error
     return body
 
 

@@ -146,6 +146,10 @@ def test_class_names_must_differ() -> None:
         ({"warm_up_s": -1.0}, "warm-up is -1.0, it must be at least 0"),
         ({"duration_s": 2.0, "warm_up_s": 2.0}, r"leave nothing of the duration \(2 s\) to count"),
         ({"duration_s": 2.0, "warm_up_s": 1.0, "cool_down_s": 1.5}, "leave nothing of the duration"),
+        (
+            {"url": "http://x/v1/chat/completions/"},
+            "ends in /v1/chat/completions: give the server's own, http://x, and",
+        ),
         ({"api_key": ""}, "api-key is empty: is its variable right"),
         ({"api_key": "a\nb"}, "api-key holds characters that no header may have"),
         ({"arrivals": "trace"}, "there is no trace: give one with --trace"),
@@ -153,7 +157,7 @@ def test_class_names_must_differ() -> None:
 )
 def test_a_config_out_of_bounds_is_refused(options: dict[str, Any], tells: str) -> None:
     with pytest.raises(ValueError, match=tells):
-        BenchConfig("http://x", **options)
+        BenchConfig(**{"url": "http://x", **options})
 
 
 def test_a_run_is_bounded_by_default_and_by_its_duration_alone_where_that_is_given() -> None:

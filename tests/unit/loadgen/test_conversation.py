@@ -125,8 +125,11 @@ def test_who_leaves_an_answer_goes_on_with_what_there_is() -> None:
 
 def test_no_turn_is_sent_after_the_duration() -> None:
     turns = [_turn(0, offset_s=0.0), _turn(1, after=0, think_s=1.0), _turn(2, after=1, think_s=1.0)]
-    assert _due_s(_run(turns, duration_s=3.0)[0]) == pytest.approx([0.0, 2.5])
-    assert _due_s(_run(turns, duration_s=3.0, concurrency=1)[0]) == pytest.approx([0.0, 2.5])
+    for loop in ({}, {"concurrency": 1}):
+        for duration_s, due_s, num_after_end in ((3.0, [0.0, 2.5], 1), (2.0, [0.0], 2), (9.0, [0.0, 2.5, 5.0], 0)):
+            result, _ = _run(turns, duration_s=duration_s, **loop)
+            assert _due_s(result) == pytest.approx(due_s)
+            assert (result.run.num_turns_after_end, result.run.num_unsent_turns) == (num_after_end, 0)
 
 
 def test_a_client_of_a_closed_loop_has_one_conversation_at_a_time() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from loadgen.config import BenchConfig
 from loadgen.phases import Phase
-from loadgen.result import BenchResult
+from loadgen.result import BenchResult, find_invalid
 from loadgen.runner import _LEAD_S
 from loadgen.trace import TraceEnd
 from tests.fake_transport import Posted, QueueTransport, Service
+from tests.saved_runs import Answer, make_run
 from tests.virtual_bench import bench_virtually
 from tests.virtual_loop import VirtualLoop
 
@@ -145,6 +146,20 @@ def test_only_the_steady_window_counts_though_all_is_sent() -> None:
         lambda: QueueTransport(serve),
     )
     assert everything.overall.offered_attainment == 0.5
+
+
+@pytest.mark.parametrize(("num_gone", "is_valid"), [(2, True), (3, False), (10, False)])
+def test_a_run_at_whose_end_no_server_was_left_is_invalid(num_gone: int, is_valid: bool) -> None:
+    traces = tuple(trace for trace, _ in make_run([Answer()] * 10).judged)
+    for k, trace in enumerate(traces):
+        if k >= 10 - num_gone or k == 1:
+            trace.end, trace.error_code = TraceEnd.FAILED, "ConnectError"
+    reasons = find_invalid(traces, 1e12)
+    assert (reasons == ()) == is_valid
+    if num_gone == 3:
+        assert reasons == ("the last 3 of 10 requests could not connect: the server went away during the run; see its log, and run again",)  # fmt: skip  # noqa: E501
+    elif num_gone == 10:
+        assert reasons == ("every request failed",)
 
 
 def test_a_run_without_a_steady_window_is_invalid() -> None:

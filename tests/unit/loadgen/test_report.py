@@ -141,10 +141,11 @@ def test_what_is_not_counted_or_not_sent_is_told() -> None:
     result = sample_result(4, warm_up_s=0.0, cool_down_s=0.0)
     for i, (trace, _) in enumerate(result.judged):
         trace.planned = dataclasses.replace(trace.planned, session="s" if i < 3 else None)
-    run = dataclasses.replace(result.run, num_unsent_turns=2)
+    run = dataclasses.replace(result.run, num_unsent_turns=2, num_turns_after_end=7)
     printed = _printed(dataclasses.replace(result, replay=replay, run=run))
     assert "dropped: 17 of the trace's 500 rows, longer than the 2048 tokens" in printed
     assert "1 conversations of 3 turns sent; 2 turns had no answer to go on from" in printed
+    assert "7 turns were due after the end of --duration and not sent: fewer came than the rate" in printed
     assert result_json(result)["conversations"] == {"begun": 1, "turns_sent": 3}
 
 

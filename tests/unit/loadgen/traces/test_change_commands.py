@@ -107,6 +107,7 @@ def test_describe_writes_a_picture(tmp_path: Path) -> None:
         (["cut", "a.csv", "--from", "9", "--to", "9", "--out", "o"], 1, "a window from 9 to 9 s is empty"),
         (["cut", "a.csv", "--from", "99", "--out", "o"], 1, "leaves none of 20 requests"),
         (["validate", "a.csv"], 1, "this is a trace of azure, not a canonical one; import it first"),
+        (["import", "a.csv", "--class", "", "--out", "o"], 1, "--class is empty: name a latency class"),
         (["import", "a.csv", "--class-of", "batch", "--out", "o"], 2, "--class-of 'batch' is not KIND=CLASS"),
         (["import", "a.csv", "--rate", "2", "--out", "o"], 1, "--rate says nothing about a trace of azure"),
     ],

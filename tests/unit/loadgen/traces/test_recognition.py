@@ -83,6 +83,10 @@ def test_a_directory_of_clients_is_servegens(tmp_path: Path) -> None:
         ("Timestamp,Model,Request tokens,Total tokens,Log Type", "columns Timestamp, Model"),
         ("0,1.3,8.6,Pareto,0.375,0.397", "columns 0, 1.3"),
         ('{"t": 0', "the first line is not JSON"),
+        (
+            '{\n"spans": [\n',
+            "nor are all lines together .*line 4.*, as of a file that was cut off",
+        ),
         ('{"id": 1, "conversations": "none"}', "keys id, conversations"),
         ('{"resourceSpans": []}', "keys resourceSpans"),
     ],

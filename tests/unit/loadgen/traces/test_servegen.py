@@ -118,7 +118,12 @@ def test_a_part_of_a_window(tmp_path: Path) -> None:
     ("rows", "lengths", "message"),
     [
         (["0,1,1,Gamma,1,1"], None, "chunk-3: no dataset.json beside the trace.csv"),
-        (["0,0,0,,0,0"], {"0": LENGTHS}, "no client has requests from 0 to 600 s"),
+        (["0,0,0,,0,0"], {"0": LENGTHS}, "no client has requests from 0 to 600 s; none of their windows has any"),
+        (
+            ["0,0,0,,0,0", *(f"{600 * k},0.5,1,Gamma,1,1" for k in range(1, 6))],
+            {"0": LENGTHS},
+            "choose with --start one that has: 600-1200 s, 1200-1800 s, 1800-2400 s and 2 more",
+        ),
         (["0,1,1,,1,1"], {"0": LENGTHS}, "line 1: requests need gaps of Gamma or Weibull"),
         (["0,1,1,Gamma,0,1"], {"0": LENGTHS}, "line 1: requests need gaps of Gamma or Weibull"),
         (["0,1,1,Gamma,1,1", "0,1,1,Gamma,1,1"], {"0": LENGTHS}, "windows do not follow each other"),
