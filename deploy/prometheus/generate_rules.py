@@ -75,6 +75,11 @@ STATES = (
         "Prometheus cannot read /metrics. Is the process there, and does /livez answer?",
     ),
     StateAlert(
+        "HeadraceAbsent", "page", 'absent(up{job=~"(.+/)?headrace"})', "5m",
+        "Prometheus knows no instance of Headrace",
+        "No target, so no pod: pending, no image, scaled to 0, or a PodMonitor that Prometheus does not select.",
+    ),
+    StateAlert(
         "HeadraceEngineNotReady", "page", "headrace_engine_ready == 0", "10m",
         "{{ $labels.instance }} has no engine",
         "The engine process is dead or still starts. Its log says why; /readyz shows the phase.",
