@@ -158,8 +158,9 @@ def _notes(report: CompareReport) -> list[Text]:
     if comparison.cache_difference is not None:
         notes.append(
             Text(
-                f"the prefix cache held {_cache_words(comparison.cache_difference)}: first tokens came faster for that "
-                "alone. Start the server anew before each run, or give the second one another --prompt-salt",
+                f"the prefix cache held {_cache_words(comparison.cache_difference)}: where it held more, first "
+                "tokens came faster for that alone. Unless the cache is what you compare, start the server anew "
+                "before each run, or give the second one another --prompt-salt",
                 style="yellow",
             )
         )

@@ -230,7 +230,7 @@ class BenchConfig:
         path = next((path for path in _ENDPOINTS if self.url.rstrip("/").endswith(path)), None)
         if path is not None:
             given = self.url.rstrip("/").removesuffix(path)
-            raise ValueError(f"the URL ends in {path}: give the server's own, {given}, and the endpoint with --api")
+            raise ValueError(f"the URL ends in {path}: give the server's own, {given}, and the endpoint with api")
         key = self.api_key
         if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
             what = "holds characters that no header may have" if key.strip() else "is empty"
@@ -239,8 +239,8 @@ class BenchConfig:
             raise ValueError("arrivals is 'trace' but there is no trace: give one with --trace")
         if self.duration_s is not None and self.warm_up_s + self.cool_down_s >= self.duration_s:
             raise ValueError(
-                f"warm-up ({self.warm_up_s:g} s) and cool-down ({self.cool_down_s:g} s) leave nothing of the duration "
-                f"({self.duration_s:g} s) to count: lengthen it, or shorten these"
+                f"--warm-up ({self.warm_up_s:g} s) and --cool-down ({self.cool_down_s:g} s) leave nothing of "
+                f"--duration ({self.duration_s:g} s) to count: lengthen it, or shorten these"
             )
 
     @property

@@ -88,7 +88,7 @@ def test_a_cold_and_a_warm_cache_are_told_with_both_numbers(tmp_path: Path, good
     text = _text(done)
     assert "cached.a │ 40 │ 5.2% │ 95.1% │ +89.9 │ - │ - │ differs" in text
     told = "the prefix cache held 5.2% of the prompt tokens of a in the first run and 95.1% in the second"
-    assert f"{told}: first tokens came faster" in text and "--prompt-salt" in text
+    assert f"{told}: where it held more, first tokens came faster for that alone" in text and "--prompt-salt" in text
     assert f"verdict: no difference shown (ttft_p50.a -560.0 ms better); but {told}" in text
     share = json.loads((tmp_path / "found.json").read_text())["cached_prompt_share"]["a"]
     assert (share["first"], share["second"], share["differs"]) == (0.052, 0.951, True)

@@ -144,8 +144,11 @@ def test_class_names_must_differ() -> None:
         ({"rate": 1.0, "concurrency": 1}, "exclude each other"),
         ({"cancel_share": 1.5}, "cancel_share is 1.5, it must be at most 1.0"),
         ({"warm_up_s": -1.0}, "warm-up is -1.0, it must be at least 0"),
-        ({"duration_s": 2.0, "warm_up_s": 2.0}, r"leave nothing of the duration \(2 s\) to count"),
-        ({"duration_s": 2.0, "warm_up_s": 1.0, "cool_down_s": 1.5}, "leave nothing of the duration"),
+        ({"duration_s": 2.0, "warm_up_s": 2.0}, r"leave nothing of --duration \(2 s\) to count"),
+        (
+            {"duration_s": 2.0, "warm_up_s": 1.0, "cool_down_s": 1.5},
+            r"--warm-up \(1 s\) and --cool-down \(1.5 s\) leave nothing",
+        ),
         (
             {"url": "http://x/v1/chat/completions/"},
             "ends in /v1/chat/completions: give the server's own, http://x, and",
