@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-_MAX_TOKENS = 10**8
-"""More is no request but a broken number; blocks for it would fill the memory."""
+from loadgen.traces.trace_request import MAX_TOKENS
 
 
 class DropReason(enum.Enum):
@@ -46,7 +45,7 @@ class SourceRow:
 
 def row_of(row: SourceRow) -> SourceRow | DropReason:
     """The row, or why it cannot be replayed."""
-    if max(row.in_tokens, row.out_tokens) > _MAX_TOKENS:
+    if max(row.in_tokens, row.out_tokens) > MAX_TOKENS:
         return DropReason.MALFORMED
     if row.in_tokens < 1:
         return DropReason.NO_INPUT

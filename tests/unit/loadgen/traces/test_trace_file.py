@@ -156,7 +156,7 @@ REQUESTS = st.builds(
     ),
     st.floats(0, 1e7),
     st.integers(1, 2000),
-    st.integers(1, 10**9),
+    st.integers(1, 10**8),
     st.none() | st.text(max_size=5),
     st.integers(0, 99),
     st.none() | st.floats(0, 1e4),

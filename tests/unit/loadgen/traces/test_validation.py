@@ -25,7 +25,7 @@ MISSING = (
         ("{", "line 2: not JSON"),
         ("[" * 100_000, "line 2: this is nested too deeply"),
         ('{"t": 1' + "0" * 400 + ', "in": 1, "out": 1}', "line 2: t has 401 digits, a finite number is needed"),
-        ('{"t": 1, "in": 1' + "0" * 400 + ', "out": 1}', "line 2: in has 401 digits, it must be at most 2147483647"),
+        ('{"t": 1, "in": 1' + "0" * 400 + ', "out": 1}', "line 2: in has 401 digits, it must be at most 100000000"),
         ('{"t": 0, "in": 1, "out": 1}', "line 2: t is 0.0, before the 1.0 of the line above"),
         ('{"t": 1, "in": 1, "out": 1, "after": 1}', "line 2: after is 1, it must be the id"),
         ('{"t": 1, "in": 1, "out": 1, "think_s": 1}', "line 2: think_s is 1.0, but without after"),
