@@ -6,6 +6,7 @@ httpx spends 150 us and more on each part of an answer; a thousand streams of 20
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import socket
@@ -64,11 +65,10 @@ class HttpTransport:
         connection = self._take_idle() or await self._connect()
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"POST {self._address.path}{path} HTTP/1.1\r\n{self._head}{more}content-length: {len(body)}\r\n\r\n"
-        try:
+        with contextlib.ExitStack() as on_failure:  # being cancelled is one
+            on_failure.callback(connection.abort)
             await connection.exchange(head.encode("latin-1") + body, receiver)
-        except BaseException:
-            connection.abort()
-            raise
+            on_failure.pop_all()
         if self._keep_alive and connection.is_reusable:
             self._idle.append(connection)
         else:

@@ -67,11 +67,10 @@ class DiskTier:
         self._limit_bytes = limit_bytes
         _require_size(limit_bytes, self._format)
         self._lock = self._take_lock(path)
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._lock.release)
             self._open(path, fingerprint)
-        except BaseException:
-            self._lock.release()
-            raise
+            on_failure.pop_all()
 
     @property
     def block_bytes(self) -> int:

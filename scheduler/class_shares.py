@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from scheduler.slo import SLOClasses
+
+SHARE_WINDOW = 0.1
+"""Of the time after which its requests expire: over that a class gets its share of step time."""
+
 
 class ClassShares:
     """A deficit of step time for each class that has more to do than it was given.
@@ -37,6 +42,11 @@ class ClassShares:
         self._shares = dict(shares)
         self._windows_s = {name: windows_s[name] for name in shares}
         self._deficits_s = dict.fromkeys(shares, 0.0)
+
+    @classmethod
+    def of(cls, classes: SLOClasses) -> ClassShares:
+        """As the classes' table says."""
+        return cls({c.name: c.share for c in classes}, {c.name: SHARE_WINDOW * c.max_wait_s for c in classes})
 
     def observe(self, duration_s: float, tokens_by_class: Mapping[str, int], backlogged: Collection[str]) -> None:
         """A step took that long.

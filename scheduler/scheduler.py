@@ -55,8 +55,6 @@ from scheduler.yielding import Yielding
 
 MAX_UNUPDATED_STEPS = 2
 """The one in flight, and the one scheduled beside it."""
-SHARE_WINDOW = 0.1
-"""Of the time after which its requests expire: over that a class gets its share of step time."""
 CHARGED_OUTPUT_TOKENS = 8
 """Output is charged to its tenant in portions, not at every step."""
 
@@ -92,7 +90,7 @@ class Scheduler:
         self._running = RunningSet()
         self._steps = StepsInFlight(MAX_UNUPDATED_STEPS, self._kv.pool)
         self._decode_load = None if latency is None else DecodeLoad(latency, skips=rights.skips_decodes)
-        self._shares = _shares_of(classes) if rights.has_shares else None
+        self._shares = ClassShares.of(classes) if rights.has_shares else None
         self._admission = AdmissionControl(
             config,
             self._policy,
@@ -407,7 +405,3 @@ class Scheduler:
         self._admission.left(request)
         self._charge(request, 0, request.num_output_tokens % CHARGED_OUTPUT_TOKENS)
         return FinishedRequest(request.request_id, request.spec.group_id, reason)
-
-
-def _shares_of(classes: SLOClasses) -> ClassShares:
-    return ClassShares({c.name: c.share for c in classes}, {c.name: SHARE_WINDOW * c.max_wait_s for c in classes})

@@ -10,12 +10,13 @@ from typing import get_args
 
 import pytest
 
+from scheduler.class_shares import SHARE_WINDOW
 from scheduler.config import PolicyName, SchedulerConfig
 from scheduler.latency_model import LatencyModel
 from scheduler.link import NO_LINK
 from scheduler.output import SchedulerOutput, VerdictKind
 from scheduler.request import RequestSpec
-from scheduler.scheduler import SHARE_WINDOW, Scheduler
+from scheduler.scheduler import Scheduler
 from scheduler.slo import DEFAULT_CLASSES, SLOClass, SLOClasses
 from scheduler.step_features import StepFeatures
 from tests.latency_builders import make_coefficients

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from scheduler.class_shares import SHARE_WINDOW
 from scheduler.config import SchedulerConfig
 from scheduler.latency_coefficients import StepKind
 from scheduler.residuals import FADE_STEPS, Residuals
-from scheduler.scheduler import SHARE_WINDOW
 from scheduler.slo import SLO
 from tests.promise_rig import PromiseRig
 from tests.scheduler_builders import make_spec
